@@ -1,0 +1,63 @@
+"""Attention as Nadaraya-Watson regression with compact kernels."""
+
+from compactattn.attention import Readout, attend, weights
+from compactattn.kernels import (
+    Anchored,
+    Fixed,
+    Kernel,
+    Nearest,
+    Normalising,
+    Profile,
+    ball,
+    biweight,
+    entmax,
+    epanechnikov,
+    gaussian,
+    margin,
+    norm_relu,
+    parse,
+    rectified,
+    relumax,
+    topk_rectified,
+    topk_softmax,
+    topk_uniform,
+    triweight,
+    truncated_gaussian,
+)
+from compactattn.masks import ALiBi, Allowed, Bias, Causal, Mask, Packed, Padding
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ALiBi",
+    "Allowed",
+    "Anchored",
+    "Bias",
+    "Causal",
+    "Fixed",
+    "Kernel",
+    "Mask",
+    "Nearest",
+    "Normalising",
+    "Packed",
+    "Padding",
+    "Profile",
+    "Readout",
+    "attend",
+    "ball",
+    "biweight",
+    "entmax",
+    "epanechnikov",
+    "gaussian",
+    "margin",
+    "norm_relu",
+    "parse",
+    "rectified",
+    "relumax",
+    "topk_rectified",
+    "topk_softmax",
+    "topk_uniform",
+    "triweight",
+    "truncated_gaussian",
+    "weights",
+]

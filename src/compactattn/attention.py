@@ -1,0 +1,340 @@
+"""The op: `attend` and `weights` check what they are given, choose a backend and return.
+
+The work is done by four operators registered with torch.library, so that torch.compile sees
+two nodes forward and two backward, and no graph break.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from functools import cache
+from typing import Any, Literal, NamedTuple, overload
+
+import torch
+from torch import Tensor
+from torch.library import custom_op
+
+from compactattn import reference
+from compactattn.kernels import RULES, Fixed, Kernel, Nearest, decode_rule, parse
+from compactattn.masks import MaskLike, View, resolve
+from compactattn.reference import Row, accumulator
+
+log = logging.getLogger("compactattn")
+
+BACKENDS = ("auto", "reference")
+LARGEST_HEAD_DIM = 256
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+class Readout(NamedTuple):
+    """What a compact kernel can tell about each query, (B, H, Q); no gradient flows through it."""
+
+    threshold: Tensor  # θ: keys with s > θ have weight; +inf where no key is legal, −inf for the dense Gaussian
+    bandwidth: Tensor  # h = √(2 − 2θ/scale) on unit vectors (Prop. 1); for the dense Gaussian 1/√scale
+    support: Tensor  # number of keys with non-zero weight
+
+
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, kernel: Kernel | str = ..., *, scale: float | Tensor | None = None,
+    mask: MaskLike = None, backend: str = "auto", return_readout: Literal[False] = False,
+) -> Tensor: ...  # fmt: skip
+@overload
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, kernel: Kernel | str = ..., *, scale: float | Tensor | None = None,
+    mask: MaskLike = None, backend: str = "auto", return_readout: Literal[True],
+) -> tuple[Tensor, Readout]: ...  # fmt: skip
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    kernel: Kernel | str = "biweight",
+    *,
+    scale: float | Tensor | None = None,
+    mask: MaskLike = None,
+    backend: str = "auto",
+    return_readout: bool = False,
+) -> Tensor | tuple[Tensor, Readout]:
+    """Attention as kernel regression: the Nadaraya-Watson estimate of the values at each query (paper Eq. 2).
+
+    o = Σ_i w_i v_i with w = kernel(scale · q·k + bias). A query with no legal key returns exactly 0.
+
+    Args:
+        q: queries (B, H, Q, D), D at most 256, in fp16, bf16, fp32 or fp64.
+        k: keys (B, H', K, D); H' divides H, and each key head serves H/H' query heads.
+        v: values (B, H', K, Dv).
+        kernel: a Kernel such as `biweight()`, or its text, such as "relumax(r=2)".
+        scale: multiplies q·k; a number, or a tensor of shape () or (H,) with a gradient. Default 1/√D.
+            On unit vectors it is β² = 1/h².
+        mask: what a query may see; masks join with `&`, as in `Causal(1) & Padding(lengths)`.
+            A bare boolean tensor marks the legal keys, a bare float tensor is added to the scores.
+        backend: "auto" or "reference". A backend that is asked for never gives way to another.
+        return_readout: also return the threshold, bandwidth and support size of every query.
+
+    Returns:
+        The estimate (B, H, Q, Dv) in the dtype of q; with `return_readout`, a pair with a Readout.
+    """
+    kernel = _kernel(kernel)
+    q, k, v = _autocast(q, k, v)
+    _check_tensors(q, k, v)
+    _check_backend(backend, q)
+    batch, heads, queries, dim = q.shape
+    work = accumulator(q.dtype)
+    beta = _per_head("scale", 1 / math.sqrt(dim) if scale is None else scale, heads, work, q.device)
+    r, rule, value = kernel.code
+    orders = _per_head("alpha", kernel.r, heads, work, q.device) if isinstance(kernel.r, Tensor) else None
+    view = resolve(mask, (batch, heads, queries, k.shape[2]), q.device)
+    out, threshold, support = _attend(
+        q, k, v, beta, view.at, view.lo, view.hi, view.allowed, view.bias, view.slopes,
+        orders, r, rule, value, return_readout,
+    )  # fmt: skip
+    if not return_readout:
+        return out
+    return out, _readout(kernel, threshold.detach(), support, beta.detach()[:, None])
+
+
+def weights(scores: Tensor, kernel: Kernel | str = "biweight", *, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
+    """Attention weights of scores along `dim`: each row on the simplex, with exact zeros.
+
+    w = kernel(scale · scores), in the dtype of the scores; −inf marks an illegal key, and a row of
+    nothing else returns zeros. `scale`, like a tensor alpha, has shape () or (H,), where H is the
+    third-last dimension once `dim` is last; kernels of fixed bandwidth read it as 1/h².
+    """
+    kernel = _kernel(kernel)
+    if not isinstance(scores, Tensor) or scores.dtype not in DTYPES:
+        given = scores.dtype if isinstance(scores, Tensor) else type(scores).__name__
+        raise TypeError(f"scores must be a floating-point tensor (fp16, bf16, fp32 or fp64), got {given}")
+    if scores.ndim == 0:
+        raise ValueError("scores must have at least one dimension, got a single number; use scores[None]")
+    if dim not in (-1, scores.ndim - 1):
+        return weights(scores.movedim(dim, -1), kernel, scale=scale).movedim(-1, dim)
+    heads = scores.shape[-3] if scores.ndim >= 3 else 1
+    work = accumulator(scores.dtype)
+
+    def spread(name: str, x: float | Tensor) -> Tensor:
+        """(..., 1), broadcasting to the rows."""
+        x = _per_head(name, x, heads, work, scores.device)
+        return x[:, None, None] if scores.ndim >= 3 else x
+
+    rows = (*scores.shape[:-1], 1)
+    perfect = spread("scale", scale).expand(rows).reshape(-1, 1) if isinstance(kernel.rule, Fixed) else None
+    orders = spread("alpha", kernel.r).expand(rows).reshape(-1, 1) if isinstance(kernel.r, Tensor) else None
+    scaled = scores.to(work) * spread("scale", scale) if isinstance(scale, Tensor) or scale != 1.0 else scores
+    flat = scaled.flatten(0, -2) if scores.ndim > 1 else scaled[None]
+    return _weights(flat, perfect, orders, *kernel.code)[0].reshape(scores.shape).to(scores.dtype)
+
+
+# -- operators -----------------------------------------------------------------------------------
+
+
+@custom_op("compactattn::attend", mutates_args=())
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: Tensor,
+    at: Tensor,
+    lo: Tensor,
+    hi: Tensor,
+    allowed: Tensor | None,
+    bias: Tensor | None,
+    slopes: Tensor | None,
+    orders: Tensor | None,
+    r: float,
+    rule: str,
+    value: float,
+    readout: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
+    return reference.estimate(q, k, v, scale, view, decode_rule(rule, value), r if orders is None else orders, readout)
+
+
+@_attend.register_fake
+def _(q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, readout):  # type: ignore[no-untyped-def]
+    rows = q.shape[:3] if readout else (0, 0, 0)
+    out = q.new_empty((*q.shape[:3], v.shape[3]))
+    return out, q.new_empty(rows, dtype=accumulator(q.dtype)), q.new_empty(rows, dtype=torch.int32)
+
+
+@custom_op("compactattn::attend_backward", mutates_args=())
+def _attend_backward(
+    do: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: Tensor,
+    at: Tensor,
+    lo: Tensor,
+    hi: Tensor,
+    allowed: Tensor | None,
+    bias: Tensor | None,
+    slopes: Tensor | None,
+    orders: Tensor | None,
+    r: float,
+    rule: str,
+    value: float,
+    bias_grad: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
+    order = r if orders is None else orders
+    got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad)
+    none = scale.new_zeros(0)
+    dbias = none if got.bias is None else got.bias.to(bias.dtype)  # type: ignore[union-attr]
+    return got.q, got.k, got.v, got.scale, dbias, none.clone() if got.r is None else got.r
+
+
+@_attend_backward.register_fake
+def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, bias_grad):  # type: ignore[no-untyped-def]
+    dbias = torch.empty_like(bias) if bias_grad else scale.new_empty(0)
+    dr = scale.new_empty(0) if orders is None else torch.empty_like(orders)
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(scale), dbias, dr
+
+
+def _save_attend(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    *tensors, ctx.r, ctx.rule, ctx.value, _ = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _pull_attend(ctx: Any, do: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    bias_grad = bool(ctx.needs_input_grad[8])
+    dq, dk, dv, dscale, dbias, dr = _attend_backward(do, *ctx.saved_tensors, ctx.r, ctx.rule, ctx.value, bias_grad)
+    orders = dr if ctx.needs_input_grad[10] else None
+    return dq, dk, dv, dscale, None, None, None, None, dbias if bias_grad else None, None, orders, None, None, None, None
+
+
+_attend.register_autograd(_pull_attend, setup_context=_save_attend)
+
+
+@custom_op("compactattn::weights", mutates_args=())
+def _weights(
+    scores: Tensor, perfect: Tensor | None, orders: Tensor | None, r: float, rule: str, value: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    w, row = reference.weigh_all(scores, decode_rule(rule, value), r if orders is None else orders, perfect)
+    return w, row.reach, row.mass, scores.new_zeros(0, dtype=torch.long) if row.edge is None else row.edge
+
+
+@_weights.register_fake
+def _(scores, perfect, orders, r, rule, value):  # type: ignore[no-untyped-def]
+    reach, mass = (scores.new_empty((scores.shape[0], 1), dtype=accumulator(scores.dtype)) for _ in range(2))
+    edges = (scores.shape[0], 1) if RULES[rule] is Nearest else (0,)
+    return torch.empty_like(scores), reach, mass, scores.new_empty(edges, dtype=torch.long)
+
+
+@custom_op("compactattn::weights_backward", mutates_args=())
+def _weights_backward(
+    dw: Tensor,
+    w: Tensor,
+    reach: Tensor,
+    mass: Tensor,
+    edge: Tensor,
+    orders: Tensor | None,
+    r: float,
+    rule: str,
+    value: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    row = Row(reach, reach, mass, edge if edge.numel() else None)
+    ds, dperfect, dr = reference.pull_all(w, dw, row, decode_rule(rule, value), r if orders is None else orders)
+    none = reach.new_zeros(0)
+    return ds, none if dperfect is None else dperfect, none.clone() if dr is None else dr
+
+
+@_weights_backward.register_fake
+def _(dw, w, reach, mass, edge, orders, r, rule, value):  # type: ignore[no-untyped-def]
+    none = reach.new_empty(0)
+    dperfect = torch.empty_like(reach) if RULES[rule] is Fixed else none
+    return torch.empty_like(w), dperfect, none.clone() if orders is None else torch.empty_like(reach)
+
+
+def _save_weights(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _, _, orders, *ctx.code = inputs
+    ctx.save_for_backward(*output, orders)
+
+
+def _pull_weights(ctx: Any, dw: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    ds, dperfect, dr = _weights_backward(dw, *ctx.saved_tensors, *ctx.code)
+    _, fixed, learned, *_ = ctx.needs_input_grad
+    return ds, dperfect if fixed else None, dr if learned else None, None, None, None
+
+
+_weights.register_autograd(_pull_weights, setup_context=_save_weights)
+
+
+# -- the edge: checks and choices ----------------------------------------------------------------
+
+
+def _kernel(kernel: Kernel | str) -> Kernel:
+    if isinstance(kernel, str):
+        return parse(kernel)
+    if not isinstance(kernel, Kernel):
+        what = f"a function; call it, as in {kernel.__name__}()" if callable(kernel) else type(kernel).__name__
+        raise TypeError(f"kernel must be a Kernel or its text, such as biweight() or 'relumax(r=2)'; got {what}")
+    return kernel
+
+
+def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors as autocast wants them: matrix products run in its dtype, thresholds in fp32 all the same."""
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x for x in tensors)
+
+
+def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.ndim != 4:
+            given = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name} must be a tensor (batch, heads, time, head_dim), got {given}")
+        if x.dtype not in DTYPES:
+            raise TypeError(f"{name} has dtype {x.dtype}; attend takes fp16, bf16, fp32 or fp64")
+        if not 1 <= x.shape[3] <= LARGEST_HEAD_DIM:
+            raise ValueError(
+                f"{name} has head dim {x.shape[3]}; supported are 1 to {LARGEST_HEAD_DIM}: split it into more heads"
+            )
+    if not q.dtype == k.dtype == v.dtype:
+        raise TypeError(f"q, k and v must share a dtype, got {q.dtype}, {k.dtype}, {v.dtype}; convert them, or use autocast")
+    if not q.device == k.device == v.device:
+        raise ValueError(f"q, k and v must share a device, got {q.device}, {k.device}, {v.device}")
+    shapes = f"q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}"
+    if not q.shape[0] == k.shape[0] == v.shape[0]:
+        raise ValueError(f"q, k and v must share the batch size; got {shapes}")
+    if k.shape[1:3] != v.shape[1:3]:
+        raise ValueError(f"k and v must share heads and time; got {shapes}")
+    if q.shape[3] != k.shape[3]:
+        raise ValueError(f"q and k must share the head dim; got {shapes}")
+    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
+        raise ValueError(f"the heads of q must be a multiple of the heads of k; got {shapes}")
+
+
+def _check_backend(backend: str, q: Tensor) -> None:
+    if backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} is not available; choose one of {', '.join(BACKENDS)}")
+    if backend == "auto" and not torch.compiler.is_compiling():
+        _announce(q.device.type)
+
+
+@cache
+def _announce(device: str) -> None:
+    log.info("attend on %s: backend='reference' (blocked PyTorch)", device)
+
+
+def _per_head(name: str, x: float | Tensor, heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """(heads,) from a number, a () or a (heads,) tensor."""
+    if isinstance(x, Tensor):
+        if x.ndim > 1 or (x.ndim == 1 and x.shape[0] not in (1, heads)):
+            raise ValueError(f"{name} must be a number or a tensor of shape () or ({heads},), got shape {tuple(x.shape)}")
+        free = not torch.compiler.is_compiling() and x.device.type == "cpu"
+        if free and not bool((x > 0).all()):
+            raise ValueError(f"{name} must be positive, got {x.tolist()}; parameterise it, e.g. as exp(log_{name})")
+        return x.to(device=device, dtype=dtype).reshape(-1).expand(heads)
+    if not (x > 0 and math.isfinite(x)):
+        raise ValueError(f"{name} must be positive and finite, got {x!r}; the default is 1/√head_dim")
+    return torch.full((heads,), float(x), dtype=dtype, device=device)
+
+
+def _readout(kernel: Kernel, threshold: Tensor, support: Tensor, scale: Tensor) -> Readout:
+    """θ, h and the support size (paper Prop. 1: h = √(2 − 2rγτ), and rτ = θ, γ = 1/scale)."""
+    empty = threshold == math.inf
+    h = (2 - 2 * threshold / scale).clamp_min(0).sqrt() if kernel.compact else scale.rsqrt()
+    return Readout(threshold, torch.where(empty, 0.0, h), support)

@@ -1,0 +1,337 @@
+"""The family: a kernel is a profile and a support rule, nothing else.
+
+Every mechanism of the paper weighs a key by w_i ∝ K(s_i − θ). The *profile* is the shape
+K(t) = t₊^r; the *rule* sets the threshold θ from the row of scores. Both are small frozen
+objects, so a kernel can be compared, hashed, printed and parsed, and code that works for one
+works for all.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from functools import partial
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The shape K(t) = t₊^r of a kernel.
+
+    r = 0 is the step, 1 Epanechnikov, 2 biweight, 3 triweight, and r → ∞ the Gaussian
+    (paper §3.1). A tensor r, one number per head, is learned.
+    """
+
+    r: float | Tensor
+
+    def __post_init__(self) -> None:
+        if isinstance(self.r, Tensor):
+            if self.r.ndim > 1:
+                raise ValueError(f"a learned r must have shape () or (heads,), got {tuple(self.r.shape)}")
+            return
+        r = float(self.r)
+        if r != 0 and not r >= 1:
+            raise ValueError(
+                f"profile order r = {self.r} is outside the family; use r = 0 (step), r ≥ 1, or math.inf (Gaussian)"
+            )
+        object.__setattr__(self, "r", r)
+
+    def __str__(self) -> str:
+        return "learned t₊^r" if isinstance(self.r, Tensor) else _PROFILE_NAMES.get(self.r, f"t₊^{self.r:g}")
+
+
+_PROFILE_NAMES = {0.0: "step", 1.0: "Epanechnikov", 2.0: "biweight", 3.0: "triweight", math.inf: "Gaussian"}
+STEP, EPANECHNIKOV, BIWEIGHT, TRIWEIGHT, GAUSSIAN = (Profile(r) for r in _PROFILE_NAMES)
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """θ = (score of a perfect match) − b. With b = ½ the bandwidth is h = 1/√scale (paper Eq. 6)."""
+
+    b: float = 0.5
+
+    def __post_init__(self) -> None:
+        _check_margin(self.b)
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """θ = max s − b: every key within a margin b of the best one (paper Eqs. 11 and 12)."""
+
+    b: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_margin(self.b)
+
+
+@dataclass(frozen=True)
+class Normalising:
+    """θ such that Σ w = 1 with no division: the bandwidth adapts (paper Eqs. 7 to 9)."""
+
+
+@dataclass(frozen=True)
+class Nearest:
+    """θ = k-th largest score: at most the k nearest keys (paper Eq. 4). The earlier key wins a tie."""
+
+    k: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.k, bool) or not (self.k >= 1 and self.k == int(self.k)):
+            raise ValueError(f"k = {self.k!r} neighbours: k must be a whole number ≥ 1, for example topk_softmax(32)")
+        object.__setattr__(self, "k", int(self.k))
+
+
+def _check_margin(b: float) -> None:
+    if not (b > 0 and math.isfinite(b)):
+        raise ValueError(f"b = {b!r}: the margin b must be positive and finite, for example relumax(r=1, b=1)")
+
+
+Rule = Fixed | Anchored | Normalising | Nearest
+RULES: dict[str, type[Rule]] = {"fixed": Fixed, "anchored": Anchored, "normalising": Normalising, "nearest": Nearest}
+
+
+def decode_rule(name: str, value: float) -> Rule:
+    """The rule of a kernel's code."""
+    rule = RULES[name]
+    return rule(value) if fields(rule) else rule()  # type: ignore[call-arg, arg-type]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A profile and a support rule. Build one with the named members, or with any two of your own."""
+
+    profile: Profile
+    rule: Rule
+
+    def __post_init__(self) -> None:
+        if self.learned:
+            if not isinstance(self.rule, Normalising):
+                raise ValueError(f"only a normalising kernel can learn its order; {self.rule} needs a plain number r")
+        elif self.r == 0 and isinstance(self.rule, Normalising):
+            raise ValueError("the step profile cannot normalise itself: it has no θ with Σ w = 1; use topk_uniform(k)")
+        elif self.r == math.inf and isinstance(self.rule, Fixed):
+            object.__setattr__(self, "rule", Normalising())  # exp has no edge to place: both are softmax
+
+    @property
+    def r(self) -> float | Tensor:
+        return self.profile.r
+
+    @property
+    def learned(self) -> bool:
+        return isinstance(self.profile.r, Tensor)
+
+    @property
+    def compact(self) -> bool:
+        """Whether the kernel has a finite threshold, so that it can give exact zeros."""
+        return self.learned or self.r != math.inf or isinstance(self.rule, Anchored | Nearest)
+
+    @property
+    def code(self) -> tuple[float, str, float]:
+        """(r, rule, its parameter): the kernel as plain numbers, for operator schemas. NaN marks a learned r."""
+        name = next(name for name, rule in RULES.items() if isinstance(self.rule, rule))
+        values = [float(getattr(self.rule, field.name)) for field in fields(self.rule)]
+        return math.nan if isinstance(self.r, Tensor) else self.r, name, values[0] if values else 0.0
+
+    def __str__(self) -> str:
+        """The shortest text that `parse` turns back into this kernel."""
+        return _describe(self)
+
+
+# -- the named members ---------------------------------------------------------------------------
+
+
+def gaussian() -> Kernel:
+    """Softmax: w_i = exp(s_i) / Σ exp(s) (paper Eq. 3)."""
+    return Kernel(GAUSSIAN, Normalising())
+
+
+def entmax(alpha: float | Tensor) -> Kernel:
+    """α-entmax: w_i = [(α−1) s_i − τ]₊^{1/(α−1)} with Σ w = 1, for 1 < α ≤ 2 (paper Eqs. 1 and 9).
+
+    A tensor alpha, of shape () or (heads,), is learned: its gradient is exact.
+    """
+    if isinstance(alpha, Tensor):
+        # reading values would break a graph or stall a GPU; the bounds are checked where that is free
+        if not torch.compiler.is_compiling() and alpha.device.type == "cpu" and not bool(((alpha > 1) & (alpha <= 2)).all()):
+            raise ValueError(f"alpha = {alpha.tolist()} is outside 1 < alpha ≤ 2; parameterise it, e.g. 1 + sigmoid(a)")
+        return Kernel(Profile(1 / (alpha - 1)), Normalising())
+    if not 1 < alpha <= 2:
+        hint = "alpha = 1 is gaussian()" if alpha == 1 else "alpha = 2 is sparsemax, alpha → 1 approaches softmax"
+        raise ValueError(f"alpha = {alpha!r} is outside 1 < alpha ≤ 2; {hint}")
+    return Kernel(Profile(_tidy(1 / (alpha - 1))), Normalising())
+
+
+def epanechnikov() -> Kernel:
+    """Sparsemax: w_i = [s_i − τ]₊ with Σ w = 1 (paper Eq. 8)."""
+    return Kernel(EPANECHNIKOV, Normalising())
+
+
+def biweight() -> Kernel:
+    """1.5-entmax: w_i = [s_i/2 − τ]₊² with Σ w = 1 (paper Eq. 9, r = 2)."""
+    return Kernel(BIWEIGHT, Normalising())
+
+
+def triweight() -> Kernel:
+    """4/3-entmax: w_i = [s_i/3 − τ]₊³ with Σ w = 1 (paper Eq. 9, r = 3)."""
+    return Kernel(TRIWEIGHT, Normalising())
+
+
+def rectified(r: float = 1.0, b: float = 0.5) -> Kernel:
+    """Fixed bandwidth: w_i ∝ [1 − ‖k_i − q‖²/h²]₊^r, h² = 2b/scale; uniform where nothing is in reach."""
+    return Kernel(Profile(r), Fixed(b))
+
+
+def norm_relu() -> Kernel:
+    """Normalised ReLU: w_i ∝ [2 s_i + 1 − 2·scale]₊; uniform where nothing is in reach (paper Eq. 6)."""
+    return rectified(1.0)
+
+
+def relumax(r: float = 1.0, b: float = 1.0) -> Kernel:
+    """r-ReLUmax: w_i ∝ [b + s_i − max s]₊^r (paper Eq. 11)."""
+    return Kernel(Profile(r), Anchored(b))
+
+
+def topk_softmax(k: int) -> Kernel:
+    """Gaussian kNN: softmax over the k nearest keys (paper Eqs. 4 and 10)."""
+    return Kernel(GAUSSIAN, Nearest(k))
+
+
+def topk_uniform(k: int) -> Kernel:
+    """Uniform kNN: the mean of the k nearest values (paper Eq. 4)."""
+    return Kernel(STEP, Nearest(k))
+
+
+def topk_rectified(k: int, r: float = 1.0) -> Kernel:
+    """Compact kNN, new: w_i ∝ [s_i − s_(k)]₊^r; the k-th neighbour marks the edge and weighs nothing."""
+    return Kernel(Profile(r), Nearest(k))
+
+
+def ball(b: float = 0.5) -> Kernel:
+    """ε-ball average: the mean over ‖k_i − q‖ < h, h² = 2b/scale; uniform where nothing is in reach."""
+    return Kernel(STEP, Fixed(b))
+
+
+def margin(b: float = 1.0) -> Kernel:
+    """Margin average, new: the mean over the keys with s_i > max s − b."""
+    return Kernel(STEP, Anchored(b))
+
+
+def truncated_gaussian(b: float = 1.0) -> Kernel:
+    """Truncated Gaussian, new: softmax over the keys with s_i > max s − b."""
+    return Kernel(GAUSSIAN, Anchored(b))
+
+
+@dataclass(frozen=True)
+class Member:
+    """One row of the family: how it is called, what it computes, and what the paper calls it."""
+
+    name: str
+    make: Callable[..., Kernel]
+    parameters: str
+    formula: str
+    paper: str
+    aliases: tuple[str, ...] = ()
+
+
+_topk = partial(partial, topk_rectified)
+FAMILY: tuple[Member, ...] = (
+    Member("gaussian", gaussian, "", "exp(s) / Σ", "Gaussian, softmax (Eq. 3)", ("softmax",)),
+    Member("epanechnikov", epanechnikov, "", "[s − τ]₊,  Σ = 1", "sparsemax (Eq. 8)", ("sparsemax",)),
+    Member("biweight", biweight, "", "[s/2 − τ]₊²,  Σ = 1", "1.5-entmax (Prop. 1)", ("entmax15",)),
+    Member("triweight", triweight, "", "[s/3 − τ]₊³,  Σ = 1", "4/3-entmax (Prop. 1)", ("entmax43",)),
+    Member("entmax", entmax, "alpha", "[s/r − τ]₊^r,  Σ = 1,  r = 1/(α−1)", "α-entmax (Eq. 1, Prop. 1)"),
+    Member("norm_relu", norm_relu, "", "[2s + 1 − 2·scale]₊ / Σ", "normalised ReLU (Eq. 6)"),
+    Member("rectified", rectified, "r=1, b=1/2", "[s − scale + b]₊^r / Σ", "rectified polynomial, fixed bandwidth"),
+    Member("relumax", relumax, "r=1, b=1", "[s − max s + b]₊^r / Σ", "r-ReLUmax (Eq. 11)"),
+    Member("topk_softmax", topk_softmax, "k", "exp(s) / Σ on the k nearest", "Gaussian kNN (Eq. 10)"),
+    Member("topk_uniform", topk_uniform, "k", "1/k on the k nearest", "uniform kNN (Eq. 4)"),
+    Member("topk_epanechnikov", _topk(r=1.0), "k", "[s − s₍ₖ₎]₊ / Σ", "– (new)"),
+    Member("topk_biweight", _topk(r=2.0), "k", "[s − s₍ₖ₎]₊² / Σ", "– (new)"),
+    Member("topk_triweight", _topk(r=3.0), "k", "[s − s₍ₖ₎]₊³ / Σ", "– (new)"),
+    Member("topk_rectified", topk_rectified, "k, r=1", "[s − s₍ₖ₎]₊^r / Σ", "– (new)"),
+    Member("ball", ball, "b=1/2", "1 / Σ where s > scale − b", "– (ε-ball average)"),
+    Member("margin", margin, "b=1", "1 / Σ where s > max s − b", "– (new)"),
+    Member("truncated_gaussian", truncated_gaussian, "b=1", "exp(s) / Σ where s > max s − b", "– (new)"),
+)
+NAMES: dict[str, Member] = {name: member for member in FAMILY for name in (member.name, *member.aliases)}
+
+_TEXT = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
+
+
+@torch.compiler.assume_constant_result
+def parse(text: str) -> Kernel:
+    """The kernel that a text names: "sparsemax", "entmax(1.5)", "relumax(r=2, b=1)", "topk_softmax(32)".
+
+    Numbers may be fractions, as in "entmax(4/3)".
+    """
+    if not isinstance(text, str):
+        raise TypeError(f"a kernel is named by text, got {type(text).__name__}; for example 'entmax(1.5)'")
+    match = _TEXT.fullmatch(text)
+    if match is None or match[1].lower() not in NAMES:
+        raise ValueError(_unknown(text, match[1].lower() if match else text))
+    member = NAMES[match[1].lower()]
+    arguments: list[float] = []
+    keywords: dict[str, float] = {}
+    for part in filter(None, (part.strip() for part in (match[2] or "").split(","))):
+        key, equals, value = part.rpartition("=")
+        if equals:
+            keywords[key.strip()] = _number(value, text)
+        else:
+            arguments.append(_number(value, text))
+    try:
+        return member.make(*arguments, **keywords)
+    except TypeError:
+        raise ValueError(f"kernel {text!r}: {member.name} takes ({member.parameters})") from None
+
+
+def _number(text: str, whole: str) -> float:
+    try:
+        value = Fraction(text.strip().replace(" ", ""))
+        return int(value) if value.denominator == 1 else float(value)
+    except (ValueError, ZeroDivisionError):
+        raise ValueError(f"kernel {whole!r}: {text.strip()!r} is not a number") from None
+
+
+def _unknown(text: str, name: str) -> str:
+    near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown kernel {text!r}; {meant}Known kernels: {', '.join(NAMES)}"
+
+
+def _tidy(r: float) -> float:
+    """r without the rounding of 1/(α−1): entmax(4/3) is the triweight, not t₊^3.0000000000000004."""
+    return float(round(r)) if abs(r - round(r)) < 1e-12 * r * r else r
+
+
+_TEXTS = {
+    ("normalising", "power"): "entmax({alpha})",
+    ("fixed", "step"): "ball(b={value})",
+    ("fixed", "power"): "rectified(r={r}, b={value})",
+    ("anchored", "step"): "margin(b={value})",
+    ("anchored", "power"): "relumax(r={r}, b={value})",
+    ("anchored", "exp"): "truncated_gaussian(b={value})",
+    ("nearest", "step"): "topk_uniform({value})",
+    ("nearest", "power"): "topk_rectified({value}, r={r})",
+    ("nearest", "exp"): "topk_softmax({value})",
+}
+
+
+def _describe(kernel: Kernel) -> str:
+    r, rule, value = kernel.code
+    if math.isnan(r):
+        return "entmax(alpha)"
+    for member in FAMILY:
+        if not member.parameters and member.make() == kernel:
+            return member.name
+    shape = "step" if r == 0 else "exp" if math.isinf(r) else "power"
+    return _TEXTS[rule, shape].format(alpha=_short(1 + 1 / r) if r else "", r=_short(r), value=_short(value))
+
+
+def _short(value: float) -> str:
+    return f"{value:g}" if float(f"{value:g}") == value else repr(value)

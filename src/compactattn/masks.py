@@ -1,0 +1,230 @@
+"""What a query may see.
+
+Masks are small objects joined with `&`. Causal, padded and packed attention all let a query see
+one run of consecutive keys, so each resolves to two numbers per query, `lo` and `hi`; only an
+arbitrary boolean mask or bias needs a tensor of its own.
+
+Shapes: B batch, H heads, Q queries, K keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """What each query may see: keys lo ≤ j < hi, further narrowed by `allowed` and shifted by `bias` and `slopes`."""
+
+    shape: tuple[int, int, int, int]  # (B, H, Q, K)
+    at: Tensor  # (1 | B, Q) the key position at which a query stands
+    lo: Tensor  # (1 | B, Q)
+    hi: Tensor  # (1 | B, Q)
+    allowed: Tensor | None = None  # bool, broadcasts to (B, H, Q, K)
+    bias: Tensor | None = None  # broadcasts to (B, H, Q, K)
+    slopes: Tensor | None = None  # (H,)
+
+    @staticmethod
+    def everything(shape: tuple[int, int, int, int], device: torch.device) -> View:
+        queries, keys = shape[2:]
+        at = torch.arange(queries, device=device)[None] + (keys - queries)
+        return View(shape, at, torch.zeros_like(at), torch.full_like(at, keys))
+
+
+class Mask:
+    """Something that narrows a View. Join masks with `&`: Causal(1) & Padding(lengths)."""
+
+    def __and__(self, other: Mask) -> Mask:
+        return Joined((*self.parts, *other.parts))
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        return (self,)
+
+    def narrow(self, view: View) -> View:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(Mask):
+    members: tuple[Mask, ...]
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        return self.members
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """A query at position p sees the keys j ≤ p − offset. offset = 1 is strictly past, as in Memory Mosaics.
+
+    Query i stands at position start + i; by default the last query stands at the last key.
+    """
+
+    offset: int = 0
+    start: int | None = None
+
+    def narrow(self, view: View) -> View:
+        _, _, queries, keys = view.shape
+        shift = 0 if self.start is None else self.start - (keys - queries)
+        at = view.at + shift
+        return replace(view, at=at, hi=torch.minimum(view.hi, at + (1 - self.offset)))
+
+
+@dataclass(frozen=True, eq=False)
+class Padding(Mask):
+    """Sample b has `lengths[b]` keys; the rest is padding. `queries`, if given, does the same for query rows.
+
+    In self-attention pass the lengths twice: padded rows then return exactly 0.
+    """
+
+    lengths: Tensor | Sequence[int]
+    queries: Tensor | Sequence[int] | None = None
+
+    def narrow(self, view: View) -> View:
+        batch, _, queries, keys = view.shape
+        hi = torch.minimum(view.hi, _lengths(self.lengths, batch, keys, "keys", view)[:, None])
+        if self.queries is not None:
+            real = torch.arange(queries, device=hi.device) < _lengths(self.queries, batch, queries, "queries", view)[:, None]
+            hi = torch.where(real, hi, view.lo)
+        return replace(view, hi=hi)
+
+
+@dataclass(frozen=True, eq=False)
+class Packed(Mask):
+    """Sequences of the given lengths lie end to end along time; none sees another.
+
+    `queries` gives the query lengths where they differ from the key lengths. A length may be 0.
+    """
+
+    lengths: Tensor | Sequence[int]
+    queries: Tensor | Sequence[int] | None = None
+
+    def narrow(self, view: View) -> View:
+        _, _, queries, keys = view.shape
+        device = view.at.device
+        key_ends = _ends(self.lengths, keys, "keys", device)
+        query_ends = key_ends if self.queries is None else _ends(self.queries, queries, "queries", device)
+        if self.queries is None and queries != keys:
+            raise ValueError(
+                f"Packed lengths cover {keys} keys but there are {queries} queries; "
+                "give Packed(lengths, queries=...) the query lengths"
+            )
+        if key_ends.shape != query_ends.shape:
+            raise ValueError(
+                f"Packed has {len(key_ends)} key sequences and {len(query_ends)} query sequences; give one length each"
+            )
+        index = torch.arange(queries, device=device)
+        sequence = torch.searchsorted(query_ends, index, right=True)
+        begins = torch.cat((key_ends.new_zeros(1), key_ends))
+        # the last query of a sequence stands at its last key
+        at = index - query_ends[sequence] + key_ends[sequence]
+        lo = torch.maximum(view.lo, begins[sequence])
+        return replace(view, at=at[None], lo=lo, hi=torch.minimum(view.hi, key_ends[sequence]))
+
+
+@dataclass(frozen=True, eq=False)
+class Allowed(Mask):
+    """A boolean tensor that broadcasts to (B, H, Q, K): True where a query may see a key."""
+
+    tensor: Tensor
+
+    def narrow(self, view: View) -> View:
+        if self.tensor.dtype != torch.bool:
+            raise TypeError(f"Allowed takes a boolean tensor, got {self.tensor.dtype}; use Bias for scores to add")
+        allowed = _broadcastable(self.tensor, view, "Allowed")
+        return replace(view, allowed=allowed if view.allowed is None else view.allowed & allowed)
+
+
+@dataclass(frozen=True, eq=False)
+class Bias(Mask):
+    """A tensor added to the scaled scores; it broadcasts to (B, H, Q, K) and has a gradient. −inf hides a key."""
+
+    tensor: Tensor
+
+    def narrow(self, view: View) -> View:
+        if not self.tensor.is_floating_point():
+            raise TypeError(f"Bias takes a floating-point tensor, got {self.tensor.dtype}; use Allowed for booleans")
+        bias = _broadcastable(self.tensor, view, "Bias")
+        return replace(view, bias=bias if view.bias is None else view.bias + bias)
+
+
+@dataclass(frozen=True, eq=False)
+class ALiBi(Mask):
+    """Adds −slope_h · |distance between query and key|. Default slopes: 2^(−8(h+1)/H), as published.
+
+    The slopes are constants; to learn a positional bias pass it as Bias.
+    """
+
+    slopes: Tensor | Sequence[float] | None = None
+
+    def narrow(self, view: View) -> View:
+        heads = view.shape[1]
+        if self.slopes is None:
+            slopes = torch.exp2(-8.0 / heads * torch.arange(1, heads + 1, device=view.at.device))
+        else:
+            slopes = torch.as_tensor(self.slopes, device=view.at.device)
+        if slopes.shape != (heads,):
+            raise ValueError(f"ALiBi needs one slope for each of {heads} heads, got shape {tuple(slopes.shape)}")
+        if slopes.requires_grad:
+            raise ValueError("ALiBi slopes are constants and have no gradient; detach them, or pass a learned Bias")
+        if view.slopes is not None:
+            raise ValueError("two ALiBi masks were joined; give one")
+        return replace(view, slopes=slopes)
+
+
+MaskLike = Mask | Tensor | None
+
+
+def resolve(mask: MaskLike, shape: tuple[int, int, int, int], device: torch.device) -> View:
+    """The View of a mask. A bare boolean tensor is read as Allowed, a floating-point one as Bias."""
+    view = View.everything(shape, device)
+    if mask is None:
+        return view
+    if isinstance(mask, Tensor):
+        mask = Allowed(mask) if mask.dtype == torch.bool else Bias(mask)
+    if not isinstance(mask, Mask):
+        raise TypeError(f"mask must be a Mask, a tensor or None, got {type(mask).__name__}; for example Causal(offset=1)")
+    parts = mask.parts
+    packed = [part for part in parts if isinstance(part, Packed)]
+    if len(packed) > 1 or (packed and any(isinstance(part, Causal) and part.start is not None for part in parts)):
+        raise ValueError("Packed sets where each query stands: join one Packed, and a Causal without start")
+    # Packed moves the queries, so it goes before anything that measures from them; ALiBi measures last
+    for part in sorted(parts, key=lambda part: (not isinstance(part, Packed), isinstance(part, ALiBi))):
+        view = part.narrow(view)
+    return view
+
+
+def _values_are_free(tensor: Tensor) -> bool:
+    """Whether looking at a tensor's values costs nothing: no graph to break, no GPU to wait for."""
+    return not torch.compiler.is_compiling() and tensor.device.type == "cpu"
+
+
+def _lengths(lengths: Tensor | Sequence[int], batch: int, most: int, what: str, view: View) -> Tensor:
+    given = torch.as_tensor(lengths)
+    if given.shape != (batch,) or given.is_floating_point():
+        raise ValueError(f"Padding needs {batch} whole {what} lengths, one per sample; got shape {tuple(given.shape)}")
+    if _values_are_free(given) and bool(((given < 0) | (given > most)).any()):
+        raise ValueError(f"Padding {what} lengths must lie in 0..{most}, got {given.tolist()}")
+    return given.to(view.at)
+
+
+def _ends(lengths: Tensor | Sequence[int], total: int, what: str, device: torch.device) -> Tensor:
+    given = torch.as_tensor(lengths)
+    if given.ndim != 1 or given.is_floating_point():
+        raise ValueError(f"Packed needs a list of whole {what} lengths, got shape {tuple(given.shape)}")
+    if _values_are_free(given) and (int(given.sum()) != total or bool((given < 0).any())):
+        raise ValueError(f"Packed {what} lengths must be ≥ 0 and sum to {total}, got {given.tolist()}")
+    return given.to(device).cumsum(0)
+
+
+def _broadcastable(tensor: Tensor, view: View, name: str) -> Tensor:
+    """The tensor with four dimensions, each 1 or the full size."""
+    given = tuple(tensor.shape)
+    if len(given) > 4 or any(size not in (1, full) for size, full in zip(reversed(given), reversed(view.shape), strict=False)):
+        raise ValueError(f"{name} of shape {given} does not broadcast to (batch, heads, queries, keys) = {view.shape}")
+    return tensor.reshape((1,) * (4 - len(given)) + given)

@@ -27,6 +27,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.weights
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.report
 
 clean:
 	rm -rf $(VENV) demo .pytest_cache .mypy_cache .ruff_cache

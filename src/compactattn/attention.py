@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from compactattn import reference
-from compactattn.kernels import RULES, Fixed, Kernel, Nearest, decode_rule, parse
+from compactattn.kernels import RULES, Fixed, Kernel, Nearest, decode_rule, encode, parse
 from compactattn.masks import MaskLike, View, resolve
 from compactattn.reference import Row, accumulator
 
@@ -82,16 +82,15 @@ def attend(
     batch, heads, queries, dim = q.shape
     work = accumulator(q.dtype)
     beta = _per_head("scale", 1 / math.sqrt(dim) if scale is None else scale, heads, work, q.device)
-    r, rule, value = kernel.code
-    orders = _per_head("alpha", kernel.r, heads, work, q.device) if isinstance(kernel.r, Tensor) else None
+    orders = _per_head("alpha", kernel.profile.r, heads, work, q.device) if isinstance(kernel.profile.r, Tensor) else None
     view = resolve(mask, (batch, heads, queries, k.shape[2]), q.device)
     out, threshold, support = _attend(
         q, k, v, beta, view.at, view.lo, view.hi, view.allowed, view.bias, view.slopes,
-        orders, r, rule, value, return_readout,
+        orders, *encode(kernel), return_readout,
     )  # fmt: skip
     if not return_readout:
         return out
-    return out, _readout(kernel, threshold.detach(), support, beta.detach()[:, None])
+    return out, _readout(threshold.detach(), support, beta.detach()[:, None])
 
 
 def weights(scores: Tensor, kernel: Kernel | str = "biweight", *, scale: float | Tensor = 1.0, dim: int = -1) -> Tensor:
@@ -119,13 +118,18 @@ def weights(scores: Tensor, kernel: Kernel | str = "biweight", *, scale: float |
 
     rows = (*scores.shape[:-1], 1)
     perfect = spread("scale", scale).expand(rows).reshape(-1, 1) if isinstance(kernel.rule, Fixed) else None
-    orders = spread("alpha", kernel.r).expand(rows).reshape(-1, 1) if isinstance(kernel.r, Tensor) else None
+    orders = spread("alpha", kernel.profile.r).expand(rows).reshape(-1, 1) if isinstance(kernel.profile.r, Tensor) else None
     scaled = scores.to(work) * spread("scale", scale) if isinstance(scale, Tensor) or scale != 1.0 else scores
     flat = scaled.flatten(0, -2) if scores.ndim > 1 else scaled[None]
-    return _weights(flat, perfect, orders, *kernel.code)[0].reshape(scores.shape).to(scores.dtype)
+    return _weights(flat, perfect, orders, *encode(kernel))[0].reshape(scores.shape).to(scores.dtype)
 
 
 # -- operators -----------------------------------------------------------------------------------
+
+
+def _full_precision(x: Tensor) -> torch.autocast:
+    """Inside an operator, autocast has had its say: what is in fp32 there is meant to be."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 @custom_op("compactattn::attend", mutates_args=())
@@ -147,7 +151,9 @@ def _attend(
     readout: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
-    return reference.estimate(q, k, v, scale, view, decode_rule(rule, value), r if orders is None else orders, readout)
+    order = r if orders is None else orders
+    with _full_precision(q):
+        return reference.estimate(q, k, v, scale, view, decode_rule(rule, value), order, readout)
 
 
 @_attend.register_fake
@@ -178,7 +184,8 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
     order = r if orders is None else orders
-    got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad)
+    with _full_precision(q):
+        got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad)
     none = scale.new_zeros(0)
     dbias = none if got.bias is None else got.bias.to(bias.dtype)  # type: ignore[union-attr]
     return got.q, got.k, got.v, got.scale, dbias, none.clone() if got.r is None else got.r
@@ -328,13 +335,13 @@ def _per_head(name: str, x: float | Tensor, heads: int, dtype: torch.dtype, devi
         if free and not bool((x > 0).all()):
             raise ValueError(f"{name} must be positive, got {x.tolist()}; parameterise it, e.g. as exp(log_{name})")
         return x.to(device=device, dtype=dtype).reshape(-1).expand(heads)
-    if not (x > 0 and math.isfinite(x)):
+    if not 0 < x < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {x!r}; the default is 1/√head_dim")
     return torch.full((heads,), float(x), dtype=dtype, device=device)
 
 
-def _readout(kernel: Kernel, threshold: Tensor, support: Tensor, scale: Tensor) -> Readout:
+def _readout(threshold: Tensor, support: Tensor, scale: Tensor) -> Readout:
     """θ, h and the support size (paper Prop. 1: h = √(2 − 2rγτ), and rτ = θ, γ = 1/scale)."""
-    empty = threshold == math.inf
-    h = (2 - 2 * threshold / scale).clamp_min(0).sqrt() if kernel.compact else scale.rsqrt()
-    return Readout(threshold, torch.where(empty, 0.0, h), support)
+    h = (2 - 2 * threshold / scale).clamp_min(0).sqrt()
+    h = torch.where(threshold == -math.inf, scale.rsqrt(), h)
+    return Readout(threshold, torch.where(threshold == math.inf, 0.0, h), support)

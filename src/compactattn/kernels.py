@@ -88,18 +88,12 @@ class Nearest:
 
 
 def _check_margin(b: float) -> None:
-    if not (b > 0 and math.isfinite(b)):
+    if not 0 < b < math.inf:
         raise ValueError(f"b = {b!r}: the margin b must be positive and finite, for example relumax(r=1, b=1)")
 
 
 Rule = Fixed | Anchored | Normalising | Nearest
 RULES: dict[str, type[Rule]] = {"fixed": Fixed, "anchored": Anchored, "normalising": Normalising, "nearest": Nearest}
-
-
-def decode_rule(name: str, value: float) -> Rule:
-    """The rule of a kernel's code."""
-    rule = RULES[name]
-    return rule(value) if fields(rule) else rule()  # type: ignore[call-arg, arg-type]
 
 
 @dataclass(frozen=True)
@@ -131,16 +125,23 @@ class Kernel:
         """Whether the kernel has a finite threshold, so that it can give exact zeros."""
         return self.learned or self.r != math.inf or isinstance(self.rule, Anchored | Nearest)
 
-    @property
-    def code(self) -> tuple[float, str, float]:
-        """(r, rule, its parameter): the kernel as plain numbers, for operator schemas. NaN marks a learned r."""
-        name = next(name for name, rule in RULES.items() if isinstance(self.rule, rule))
-        values = [float(getattr(self.rule, field.name)) for field in fields(self.rule)]
-        return math.nan if isinstance(self.r, Tensor) else self.r, name, values[0] if values else 0.0
-
     def __str__(self) -> str:
         """The shortest text that `parse` turns back into this kernel."""
         return _describe(self)
+
+
+def encode(kernel: Kernel) -> tuple[float, str, float]:
+    """(r, rule, its parameter): the kernel as plain numbers, for operator schemas. NaN marks a learned r."""
+    r, rule = kernel.profile.r, kernel.rule
+    name = next(name for name, kind in RULES.items() if isinstance(rule, kind))
+    value = rule.k if isinstance(rule, Nearest) else 0 if isinstance(rule, Normalising) else rule.b
+    return math.nan if isinstance(r, Tensor) else r, name, float(value)
+
+
+def decode_rule(name: str, value: float) -> Rule:
+    """The rule of a kernel's code."""
+    rule = RULES[name]
+    return rule(value) if fields(rule) else rule()  # type: ignore[call-arg, arg-type]
 
 
 # -- the named members ---------------------------------------------------------------------------
@@ -151,11 +152,16 @@ def gaussian() -> Kernel:
     return Kernel(GAUSSIAN, Normalising())
 
 
-def entmax(alpha: float | Tensor) -> Kernel:
+def entmax(alpha: float | Tensor | None = None, *, r: float | None = None) -> Kernel:
     """α-entmax: w_i = [(α−1) s_i − τ]₊^{1/(α−1)} with Σ w = 1, for 1 < α ≤ 2 (paper Eqs. 1 and 9).
 
     A tensor alpha, of shape () or (heads,), is learned: its gradient is exact.
+    The order r = 1/(α−1) may be given in place of alpha.
     """
+    if alpha is None or r is not None:
+        if r is None or alpha is not None:
+            raise TypeError("entmax takes alpha, or r = 1/(alpha − 1), and not both")
+        return Kernel(Profile(r), Normalising())
     if isinstance(alpha, Tensor):
         # reading values would break a graph or stall a GPU; the bounds are checked where that is free
         if not torch.compiler.is_compiling() and alpha.device.type == "cpu" and not bool(((alpha > 1) & (alpha <= 2)).all()):
@@ -245,7 +251,7 @@ FAMILY: tuple[Member, ...] = (
     Member("epanechnikov", epanechnikov, "", "[s − τ]₊,  Σ = 1", "sparsemax (Eq. 8)", ("sparsemax",)),
     Member("biweight", biweight, "", "[s/2 − τ]₊²,  Σ = 1", "1.5-entmax (Prop. 1)", ("entmax15",)),
     Member("triweight", triweight, "", "[s/3 − τ]₊³,  Σ = 1", "4/3-entmax (Prop. 1)", ("entmax43",)),
-    Member("entmax", entmax, "alpha", "[s/r − τ]₊^r,  Σ = 1,  r = 1/(α−1)", "α-entmax (Eq. 1, Prop. 1)"),
+    Member("entmax", entmax, "alpha | r=", "[s/r − τ]₊^r,  Σ = 1,  r = 1/(α−1)", "α-entmax (Eq. 1, Prop. 1)"),
     Member("norm_relu", norm_relu, "", "[2s + 1 − 2·scale]₊ / Σ", "normalised ReLU (Eq. 6)"),
     Member("rectified", rectified, "r=1, b=1/2", "[s − scale + b]₊^r / Σ", "rectified polynomial, fixed bandwidth"),
     Member("relumax", relumax, "r=1, b=1", "[s − max s + b]₊^r / Σ", "r-ReLUmax (Eq. 11)"),
@@ -323,12 +329,14 @@ _TEXTS = {
 
 
 def _describe(kernel: Kernel) -> str:
-    r, rule, value = kernel.code
+    r, rule, value = encode(kernel)
     if math.isnan(r):
         return "entmax(alpha)"
     for member in FAMILY:
         if not member.parameters and member.make() == kernel:
             return member.name
+    if rule == "normalising" and (1 + 1 / r == 1 or entmax(1 + 1 / r).r != r):
+        return f"entmax(r={_short(r)})"  # alpha would lose the last bits of r
     shape = "step" if r == 0 else "exp" if math.isinf(r) else "power"
     return _TEXTS[rule, shape].format(alpha=_short(1 + 1 / r) if r else "", r=_short(r), value=_short(value))
 

@@ -24,6 +24,7 @@ from torch import Tensor
 from compactattn.kernels import Anchored, Fixed, Nearest, Normalising, Rule
 from compactattn.masks import View
 
+WHOLE = (1.0, 2.0, 3.0)  # powers that need no logarithm
 BLOCK = 2**19  # scores held at once: a few blocks of fp32 stay inside a CPU's cache
 
 
@@ -56,38 +57,12 @@ def weigh(s: Tensor, rule: Rule, r: Order, perfect: Tensor | float = 1.0) -> tup
     infinite = bool(peak.isinf().any())
     if infinite:
         x = torch.where(s == peak, 0.0, x)
-    reach, inside, edge = _REACH[type(rule)](Scores(s, x, peak, perfect), rule, r)
-    w = _profile(x, reach, r)
-    if inside is not None:
-        w = w * inside
-    if isinstance(rule, Fixed):
-        w = torch.where(reach > 0, w, (s > -math.inf).to(w.dtype))  # nothing in reach: uniform over the legal keys
-        reach = reach.clamp_min(0.0)
+    w, reach, edge = _RULES[type(rule)](Scores(s, x, peak, perfect), rule, r)
     if infinite:
         w = w.masked_fill(peak == -math.inf, 0.0)
     mass = w.sum(-1, keepdim=True)
     w = w.div_(mass.clamp_min(torch.finfo(w.dtype).tiny))
     return w, Row(peak, reach, mass, edge)
-
-
-def _profile(x: Tensor, reach: Tensor, r: Order) -> Tensor:
-    """K of each key, 1 at the best one."""
-    if isinstance(r, Tensor) or 0 < r < math.inf:
-        u, y = _powers(x, reach.clamp_min(torch.finfo(x.dtype).tiny), r)
-        return y.mul_(u)
-    return torch.ones_like(x) if r == 0 else x.exp()
-
-
-def _powers(x: Tensor, reach: Tensor, r: Order) -> tuple[Tensor, Tensor]:
-    """(u, y) with y = (1 + x/ρ)₊ and u = y^(r−1) on the support, so that K = u·y and K' ∝ u."""
-    y = (x / reach).clamp_min_(-1.0)
-    if not isinstance(r, Tensor) and r in (1.0, 2.0, 3.0):
-        y = y.add_(1.0)
-        return (y.sign(), y, y * y)[int(r) - 1], y
-    u = y.log1p().mul_(r - 1.0).exp_()  # log1p keeps its digits when r is large and y near 1
-    if isinstance(r, Tensor):
-        u = torch.where(y > -1.0, u, 0.0)  # r = 1 made 0·∞ off the support
-    return u, y.add_(1.0)
 
 
 class Scores(NamedTuple):
@@ -99,10 +74,22 @@ class Scores(NamedTuple):
     perfect: Tensor | float
 
 
-Reach = tuple[Tensor, Tensor | None, Tensor | None]  # ρ, keys inside the support, edge
+Found = tuple[Tensor, Tensor, Tensor | None]  # K of each key (1 at the best one), ρ, edge
 
 
-def _reach_normalising(scores: Scores, rule: Rule, r: Order) -> Reach:
+def _powers(x: Tensor, reach: Tensor, r: Order) -> tuple[Tensor, Tensor]:
+    """(u, y) with y = (1 + x/ρ)₊ and u = y^(r−1) on the support, so that K = u·y and K' ∝ u."""
+    y = (x / reach).clamp_min_(-1.0)
+    if not isinstance(r, Tensor) and r in WHOLE:
+        y = y.add_(1.0)
+        return (y.sign() if r == 1 else y if r == 2 else y * y), y
+    u = y.log1p().mul_(r - 1.0).exp_()  # log1p keeps its digits when r is large and y near 1
+    if isinstance(r, Tensor):
+        u = torch.where(y > -1.0, u, 0.0)  # r = 1 made 0·∞ off the support
+    return u, y.add_(1.0)
+
+
+def _normalising(scores: Scores, rule: Rule, r: Order) -> Found:
     """ρ with Σ [(ρ + x_i)/r]₊^r = 1 (paper Eqs. 1 and 9), to working precision.
 
     Newton on φ(ρ) = ‖(ρ + x)₊‖_r = r. φ is convex and increasing, so from ρ = r (where the best
@@ -110,42 +97,48 @@ def _reach_normalising(scores: Scores, rule: Rule, r: Order) -> Reach:
     handful is enough; for r = 1 it is piecewise linear and the last iterate is exact. Rows stop
     one by one: a row's answer does not depend on its neighbours.
     """
-    x = scores.x
     if not isinstance(r, Tensor) and r == math.inf:
-        return torch.full_like(scores.peak, math.inf), None, None
+        return scores.x.exp(), torch.full_like(scores.peak, math.inf), None
     reach = torch.zeros_like(scores.peak) + r
-    enough = 4 * torch.finfo(x.dtype).eps
+    enough = 4 * torch.finfo(reach.dtype).eps
     while True:
-        u, y = _powers(x, reach, r)
+        u, y = _powers(scores.x, reach, r)
         slope = u.sum(-1, keepdim=True)
-        mass = y.mul_(u).sum(-1, keepdim=True)
+        w = y.mul_(u)
+        mass = w.sum(-1, keepdim=True)
         step = mass * (reach - r * mass ** (-1 / r)) / slope
         falling = step > enough * reach
         if not bool(falling.any()):
-            return reach, None, None
+            return w, reach, None
         reach = torch.where(falling, reach - step, reach)
 
 
-def _reach_anchored(scores: Scores, rule: Rule, r: Order) -> Reach:
+def _anchored(scores: Scores, rule: Rule, r: Order) -> Found:
     """ρ = b (paper Eq. 11)."""
     assert isinstance(rule, Anchored)
     reach = torch.full_like(scores.peak, rule.b)
-    return reach, _inside(scores.x, reach, r), None
+    return _above(scores.x, reach, r), reach, None
 
 
-def _reach_fixed(scores: Scores, rule: Rule, r: Order) -> Reach:
-    """ρ = max s − (perfect − b) (paper Eq. 6, where perfect = 1/h² and b = ½)."""
+def _fixed(scores: Scores, rule: Rule, r: Order) -> Found:
+    """ρ = max s − (perfect − b), where perfect = 1/h² (paper Eq. 6); nothing in reach is uniform."""
     assert isinstance(rule, Fixed)
     reach = (scores.peak - scores.perfect + rule.b).clamp_max(torch.finfo(scores.x.dtype).max)
-    return reach, _inside(scores.x, reach, r), None
+    w = torch.where(reach > 0, _above(scores.x, reach, r), (scores.s > -math.inf).to(reach.dtype))
+    return w, reach.clamp_min(0.0), None
 
 
-def _inside(x: Tensor, reach: Tensor, r: Order) -> Tensor | None:
-    """Keys above θ, for the profiles that do not fall to zero there by themselves."""
-    return x > -reach if r in (0.0, math.inf) else None
+def _above(x: Tensor, reach: Tensor, r: Order) -> Tensor:
+    """K of the keys above θ, 0 elsewhere."""
+    if r == 0:
+        return (x > -reach).to(x.dtype)
+    if r == math.inf:
+        return x.exp().mul_(x > -reach)
+    u, y = _powers(x, reach.clamp_min(torch.finfo(x.dtype).tiny), r)
+    return y.mul_(u)
 
 
-def _reach_nearest(scores: Scores, rule: Rule, r: Order) -> Reach:
+def _nearest(scores: Scores, rule: Rule, r: Order) -> Found:
     """ρ = max s − s_(k), with exactly min(k, legal keys) keys inside: the earlier key wins a tie (paper Eq. 4)."""
     assert isinstance(rule, Nearest)
     s, peak = scores.s, scores.peak
@@ -155,21 +148,20 @@ def _reach_nearest(scores: Scores, rule: Rule, r: Order) -> Reach:
     few = theta == -math.inf
     if bool(few.any()):
         theta = torch.where(few, torch.where(legal, s, math.inf).amin(-1, keepdim=True), theta)
-    above = s > theta
-    tie = s == theta
-    spare = k - above.sum(-1, keepdim=True)
-    inside = legal & (above | (tie & (tie.cumsum(-1) <= spare)))
+    above, tie = s > theta, s == theta
+    inside = legal & (above | (tie & (tie.cumsum(-1) <= k - above.sum(-1, keepdim=True))))
     position = torch.arange(s.shape[-1], device=s.device)
     edge = torch.where(tie & inside, position, -1).amax(-1, keepdim=True).clamp_min(0)
     reach = torch.where(peak == theta, 0.0, (peak - theta).clamp_max(torch.finfo(s.dtype).max))
-    return reach, inside, edge
+    w = _above(scores.x, reach if 0 < r < math.inf else torch.full_like(reach, math.inf), r)
+    return w.mul_(inside), reach, edge
 
 
-_REACH: dict[type[Rule], Callable[[Scores, Rule, Order], Reach]] = {
-    Normalising: _reach_normalising,
-    Anchored: _reach_anchored,
-    Fixed: _reach_fixed,
-    Nearest: _reach_nearest,
+_RULES: dict[type[Rule], Callable[[Scores, Rule, Order], Found]] = {
+    Normalising: _normalising,
+    Anchored: _anchored,
+    Fixed: _fixed,
+    Nearest: _nearest,
 }
 
 
@@ -181,7 +173,7 @@ class Pull(NamedTuple):
 
     s: Tensor  # (..., K)
     perfect: Tensor | None  # (..., 1), for Fixed
-    r: Tensor | None  # (..., 1), for a learned order
+    r: Tensor | None  # (..., 1), used for a learned order
 
 
 def pull(w: Tensor, dw: Tensor, row: Row, rule: Rule, r: Order) -> Pull:
@@ -191,9 +183,9 @@ def pull(w: Tensor, dw: Tensor, row: Row, rule: Rule, r: Order) -> Pull:
     by moving θ, else c = Σ w dw. What θ itself receives, −Σ ds, goes to whatever sets it: the
     best key(s), the k-th key, or the score of a perfect match.
     """
-    if not isinstance(r, Tensor) and r == 0:
+    if w.shape[-1] == 0 or (not isinstance(r, Tensor) and r == 0):
         zero = torch.zeros_like(row.reach) if isinstance(rule, Fixed) else None
-        return Pull(torch.zeros_like(w), zero, None)  # a step has no slope
+        return Pull(torch.zeros_like(w), zero, torch.zeros_like(row.reach))  # a step has no slope
     a = _slope(w, row, r)
     if isinstance(rule, Normalising):
         centre = (a * dw).sum(-1, keepdim=True) / a.sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
@@ -273,9 +265,10 @@ class Block:
 def blocks(view: View) -> Iterator[Block]:
     """Cuts the scores into blocks of about BLOCK numbers, each over the keys that its queries can see."""
     batch, heads, queries, keys = view.shape
-    q_step = min(queries, max(1, BLOCK // max(keys, 1)))
-    h_step = min(heads, max(1, BLOCK // (q_step * max(keys, 1)))) if q_step == queries else 1
-    b_step = min(batch, max(1, BLOCK // (h_step * q_step * max(keys, 1)))) if h_step == heads else 1
+    row = max(keys, 1)
+    q_step = max(1, min(queries, BLOCK // row))
+    h_step = max(1, min(heads, BLOCK // (q_step * row))) if q_step >= queries else 1
+    b_step = max(1, min(batch, BLOCK // (h_step * q_step * row))) if h_step >= heads else 1
     for b, q in ((b, q) for b in range(0, batch, b_step) for q in range(0, queries, q_step)):
         span_b, span_q = slice(b, min(b + b_step, batch)), slice(q, min(q + q_step, queries))
         first, last = _span(view, span_b, span_q)
@@ -393,17 +386,16 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 def weigh_all(s: Tensor, rule: Rule, r: Order, perfect: Tensor | None) -> tuple[Tensor, Row]:
     """`weigh` over (N, K) scores, a block of rows at a time; r and perfect are numbers or (N, 1)."""
     w = torch.empty_like(s)
-    columns = [s.new_empty((len(s), 1), dtype=accumulator(s.dtype)) for _ in range(3)]
+    peak, reach, mass = (s.new_empty((len(s), 1), dtype=accumulator(s.dtype)) for _ in range(3))
     edge = s.new_zeros((len(s), 1), dtype=torch.long) if isinstance(rule, Nearest) else None
     for part in row_blocks(s):
         given = 1.0 if perfect is None else perfect[part]
         block, row = weigh(s[part].to(accumulator(s.dtype)), rule, r[part] if isinstance(r, Tensor) else r, given)
         w[part] = block
-        for column, value in zip(columns, row[:3], strict=True):
-            column[part] = value
+        peak[part], reach[part], mass[part] = row.peak, row.reach, row.mass
         if edge is not None and row.edge is not None:
             edge[part] = row.edge
-    return w, Row(*columns, edge)
+    return w, Row(peak, reach, mass, edge)
 
 
 def pull_all(w: Tensor, dw: Tensor, row: Row, rule: Rule, r: Order) -> Pull:
@@ -413,7 +405,7 @@ def pull_all(w: Tensor, dw: Tensor, row: Row, rule: Rule, r: Order) -> Pull:
     dperfect = torch.zeros_like(row.reach) if isinstance(rule, Fixed) else None
     dr = torch.zeros_like(row.reach) if isinstance(r, Tensor) else None
     for part in row_blocks(w):
-        own = Row(*(None if column is None else column[part] for column in row))  # type: ignore[arg-type]
+        own = Row(row.peak[part], row.reach[part], row.mass[part], None if row.edge is None else row.edge[part])
         got = pull(w[part].to(work), dw[part].to(work), own, rule, r[part] if isinstance(r, Tensor) else r)
         ds[part] = got.s
         for whole, value in ((dperfect, got.perfect), (dr, got.r)):

@@ -1,0 +1,106 @@
+"""What every benchmark shares: timing, the environment of a run, and the file the rows go to."""
+
+from __future__ import annotations
+
+import csv
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def time_in_turns(calls: Mapping[str, Callable[[], object]], seconds: float = 3.0, least: int = 7) -> dict[str, list[float]]:
+    """Milliseconds of each call, taken in turns so that a noisy moment hits all alike."""
+    for call in calls.values():
+        call()
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    end = time.perf_counter() + seconds * len(calls)
+    while time.perf_counter() < end or len(next(iter(times.values()))) < least:
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return times
+
+
+def spread(times: list[float]) -> dict[str, float]:
+    """Median, 20th and 80th percentile."""
+    fifths = statistics.quantiles(times, n=5, method="inclusive")
+    return {"median_ms": round(statistics.median(times), 3), "p20_ms": round(fifths[0], 3), "p80_ms": round(fifths[3], 3)}
+
+
+def environment() -> dict[str, object]:
+    """Where and when a row was measured."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "commit": _commit(),
+        "command": f"python -m {_module()}",
+        "cpu": _cpu(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "entmax": _version("entmax"),
+    }
+
+
+def append(name: str, rows: list[dict[str, object]]) -> Path:
+    """Adds rows to results/NAME.csv; a file with other columns is a mistake and is refused."""
+    path = RESULTS / f"{name}.csv"
+    fields = list(rows[0])
+    if path.exists():
+        with path.open(newline="") as file:
+            known = next(csv.reader(file))
+        if known != fields:
+            raise SystemExit(f"{path} has columns {known}, this run has {fields}; move the old file away")
+    path.parent.mkdir(exist_ok=True)
+    new = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, fields, lineterminator="\n")
+        if new:
+            writer.writeheader()
+        writer.writerows(rows)
+    return path
+
+
+def read(name: str) -> list[dict[str, str]]:
+    with (RESULTS / f"{name}.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _module() -> str:
+    spec = sys.modules["__main__"].__spec__
+    return spec.name if spec else "benchmarks"
+
+
+def _commit() -> str:
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], capture_output=True, text=True, check=False, cwd=RESULTS.parent
+        ).stdout.strip()
+
+    dirty = "+" if git("status", "--porcelain", "--", "../src", "*.py") else ""
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + dirty
+
+
+def _cpu() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return f"{name} ({os.cpu_count()} cores)"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

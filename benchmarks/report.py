@@ -1,0 +1,149 @@
+"""Writes the tables of benchmarks/README.md and README.md from the rows in benchmarks/results.
+
+python -m benchmarks.report
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from benchmarks.common import read
+
+ROOT = Path(__file__).parent.parent
+Row = dict[str, str]
+
+
+def newest(rows: list[Row], *keys: str) -> list[Row]:
+    """The last row for each value of the keys, in the order of their first appearance."""
+    found: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        found[tuple(row[key] for key in keys)] = row
+    return list(found.values())
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def weights_table() -> str:
+    header = [
+        "kernel",
+        "ours, ms",
+        "peer, ms",
+        "peer",
+        "ours / peer",
+        "goal",
+        "error: ours",
+        "peer",
+        "gradient error: ours",
+        "peer",
+    ]
+    return table(
+        header,
+        [
+            [
+                f"`{row['kernel']}`",
+                f"{row['ours_median_ms']} ({row['ours_p20_ms']}–{row['ours_p80_ms']})",
+                f"{row['peer_median_ms']} ({row['peer_p20_ms']}–{row['peer_p80_ms']})",
+                f"`{row['peer']}`",
+                f"**{row['ratio']}**",
+                f"≤ {row['goal']}",
+                row["ours_error"],
+                row["peer_error"],
+                row["ours_gradient_error"],
+                row["peer_gradient_error"],
+            ]
+            for row in newest(read("cpu_weights"), "kernel", "shape")
+        ],
+    )
+
+
+def memory_table() -> str:
+    rows = [
+        [f"`{row['kernel']}`", row["shape"], row["above_inputs_mib"], f"≤ {row['limit_mib']}", row["seconds"]]
+        for row in newest(read("cpu_memory"), "kernel", "shape")
+    ]
+    return table(["kernel", "batch × heads × length × dim", "MiB above the inputs", "goal", "seconds"], rows)
+
+
+def source(name: str) -> str:
+    row = read(name)[-1]
+    return (
+        f"`{row['command']}` on {row['cpu']}, {row['threads']} threads, torch {row['torch']}, Python {row['python']}, "
+        f"{row['date']}, commit {row['commit']}."
+    )
+
+
+def benchmarks_page() -> str:
+    weights = read("cpu_weights")[-1]
+    return f"""# Benchmarks
+
+Rows are appended to [results/](results/) with machine, versions and commit; `python -m benchmarks.report` writes this
+page from the newest. Ours and the peer take turns in one process. `make bench` runs everything here.
+
+## Weights on a CPU, against the `entmax` package {weights["entmax"]}
+
+Scores {weights["shape"]}, {weights["dtype"]}, N(0, 1); forward + backward, median and (20th–80th percentile)
+of a call. Errors are relative to the package's own functions in
+float64. `softmax` of PyTorch takes {weights["softmax_median_ms"]} ms here.
+
+{weights_table()}
+
+{source("cpu_weights")}
+
+## Memory of attend() on a CPU
+
+Causal, fp32, forward + backward; peak resident memory above the inputs, each case in a fresh process. A matrix of
+all scores of one head alone would take 1,024 MiB at 16,384 keys.
+
+{memory_table()}
+
+{source("cpu_memory")}
+"""
+
+
+def readme_section() -> str:
+    measured = newest(read("cpu_weights"), "kernel", "shape")
+    rows = [
+        [
+            f"`{row['kernel']}`",
+            row["ours_median_ms"],
+            f"{row['peer_median_ms']} (`{row['peer']}`)",
+            f"{1 / float(row['ratio']):.1f} ×",
+        ]
+        for row in measured
+    ]
+    kinds = ("error", "gradient_error")
+    closer = all(float(row[f"ours_{kind}"]) <= float(row[f"peer_{kind}"]) for row in measured for kind in kinds)
+    most = max(int(row["above_inputs_mib"]) for row in newest(read("cpu_memory"), "kernel", "shape"))
+    first = measured[0]
+    return (
+        f"Weights of {first['shape'].replace('x', ' × ')} scores on a CPU, fp32, forward + backward, beside the `entmax`\n"
+        f"package {first['entmax']} in the same run{', with no larger error against float64' if closer else ''} "
+        "([all figures](benchmarks/README.md), `make bench`):\n\n"
+        + table(["kernel", "ours, ms", "peer, ms", "faster by"], rows)
+        + f"\n\nattend() over 16,384 keys with 4 heads, forward + backward, needs at most {most} MiB above its inputs."
+    )
+
+
+def pages() -> dict[Path, str]:
+    """Every page that holds measured numbers, as it should read."""
+    readme = ROOT / "README.md"
+    marked = re.compile(r"(<!-- table: benchmarks -->\n).*?(<!-- end -->)", re.DOTALL)
+    section = readme_section()
+    return {
+        ROOT / "benchmarks" / "README.md": benchmarks_page(),
+        readme: marked.sub(lambda match: f"{match[1]}{section}\n{match[2]}", readme.read_text()),
+    }
+
+
+def main() -> None:
+    for path, text in pages().items():
+        path.write_text(text)
+        print("wrote", path.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()

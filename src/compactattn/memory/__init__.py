@@ -1,0 +1,1 @@
+"""Memories: what turns a sequence of vectors into keys and values."""

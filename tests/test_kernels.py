@@ -1,0 +1,123 @@
+import math
+
+import pytest
+import torch
+
+from compactattn import Kernel, biweight, entmax, epanechnikov, gaussian, parse, relumax, topk_softmax, triweight
+from compactattn.kernels import (
+    FAMILY,
+    GAUSSIAN,
+    NAMES,
+    RULES,
+    STEP,
+    Anchored,
+    Fixed,
+    Nearest,
+    Normalising,
+    Profile,
+    decode_rule,
+    encode,
+)
+
+PROFILES = [STEP, Profile(1), Profile(2), Profile(3), Profile(4.25), GAUSSIAN]
+RULE_OBJECTS = [Fixed(), Fixed(1.25), Anchored(), Anchored(0.3), Normalising(), Nearest(1), Nearest(16)]
+CELLS = [(p, r) for p in PROFILES for r in RULE_OBJECTS if not (p == STEP and r == Normalising())]
+
+
+@pytest.mark.parametrize(("profile", "rule"), CELLS, ids=str)
+def test_every_cell_of_the_family_is_a_kernel_whose_text_parses_back(profile, rule):
+    kernel = Kernel(profile, rule)
+    assert parse(str(kernel)) == kernel
+    assert hash(parse(str(kernel))) == hash(kernel)
+
+
+@pytest.mark.parametrize(("profile", "rule"), CELLS, ids=str)
+def test_a_kernel_survives_its_code(profile, rule):
+    kernel = Kernel(profile, rule)
+    r, name, value = encode(kernel)
+    assert Kernel(Profile(r), decode_rule(name, value)) == kernel
+    assert RULES[name] is type(kernel.rule)
+
+
+def test_classical_and_attention_names_are_the_same_kernels():
+    assert parse("softmax") == gaussian() == parse("gaussian")
+    assert parse("sparsemax") == epanechnikov() == parse("epanechnikov") == entmax(2) == parse("entmax(2)")
+    assert parse("entmax15") == biweight() == parse("biweight") == entmax(1.5) == parse("entmax(3/2)")
+    assert parse("entmax43") == triweight() == parse("triweight") == entmax(4 / 3) == parse("entmax(4/3)")
+    assert entmax(r=3) == triweight() == parse("entmax(r=3)")
+    assert parse("norm_relu") == parse("rectified(1)") == parse("rectified(r=1, b=1/2)")
+    assert parse("relumax") == relumax(1, 1) == parse(" RELUMAX ( b = 1 , r = 1 ) ")
+    assert parse("topk_epanechnikov(5)") == parse("topk_rectified(5, r=1)")
+
+
+def test_every_name_has_a_formula_and_makes_a_kernel():
+    assert len(NAMES) == sum(1 + len(member.aliases) for member in FAMILY)
+    for member in FAMILY:
+        arguments = {"alpha | r=": (1.4,), "k": (3,), "k, r=1": (3,)}.get(member.parameters, ())
+        assert isinstance(member.make(*arguments), Kernel)
+        assert member.formula
+        assert member.paper
+
+
+@pytest.mark.parametrize("n", range(1, 200))
+def test_entmax_of_one_plus_one_over_n_is_exactly_the_nth_power(n):
+    assert entmax(1 + 1 / n).r == n
+
+
+def test_compact_says_whether_zeros_are_possible():
+    assert not gaussian().compact
+    assert all(parse(text).compact for text in ("sparsemax", "entmax(1.01)", "topk_softmax(3)", "truncated_gaussian", "ball"))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("sparsmax", ["'sparsmax'", "did you mean 'sparsemax'", "topk_uniform"]),
+        ("bi-weight", ["unknown kernel", "biweight"]),
+        ("", ["unknown kernel", "gaussian"]),
+        ("entmax", ["entmax takes (alpha | r=)"]),
+        ("entmax(1)", ["alpha = 1", "1 < alpha ≤ 2", "gaussian()"]),
+        ("entmax(2.5)", ["2.5", "1 < alpha ≤ 2"]),
+        ("entmax(nan)", ["'nan' is not a number"]),
+        ("entmax(1.5, 2)", ["entmax takes (alpha | r=)"]),
+        ("entmax(1/0)", ["'1/0' is not a number"]),
+        ("relumax(c=1)", ["relumax takes (r=1, b=1)"]),
+        ("relumax(r=0.5)", ["r = 0.5", "r ≥ 1"]),
+        ("relumax(b=0)", ["b = 0", "positive"]),
+        ("relumax(b=-1)", ["b = -1", "positive"]),
+        ("topk_softmax(0)", ["k = 0", "≥ 1"]),
+        ("topk_softmax(2.5)", ["k = 2.5", "whole number"]),
+        ("topk_uniform(-3)", ["k = -3", "≥ 1"]),
+        ("topk_softmax", ["topk_softmax takes (k)"]),
+    ],
+)
+def test_a_bad_text_is_refused_with_the_remedy(text, words):
+    with pytest.raises(ValueError) as error:
+        parse(text)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_bad_objects_are_refused():
+    with pytest.raises(ValueError, match="cannot normalise itself"):
+        Kernel(STEP, Normalising())
+    with pytest.raises(ValueError, match="outside the family"):
+        Profile(-1)
+    with pytest.raises(ValueError, match="outside the family"):
+        Profile(math.nan)
+    with pytest.raises(ValueError, match="whole number"):
+        topk_softmax(True)
+    with pytest.raises(TypeError, match="named by text"):
+        parse(3)
+    with pytest.raises(ValueError, match="only a normalising kernel"):
+        Kernel(Profile(torch.tensor([1.0, 2.0])), Anchored())
+    with pytest.raises(ValueError, match=r"shape \(\) or \(heads,\)"):
+        Profile(torch.ones(2, 2))
+
+
+def test_a_learned_alpha_is_checked_where_that_is_free():
+    assert entmax(torch.tensor([1.5, 2.0])).learned
+    assert str(entmax(torch.tensor(1.5))) == "entmax(alpha)"
+    for bad in ([1.5, 1.0], [2.1], [math.nan]):
+        with pytest.raises(ValueError, match="outside 1 < alpha ≤ 2"):
+            entmax(torch.tensor(bad))

@@ -1,0 +1,71 @@
+"""The shape of the project: imports point one way, the core needs little, and the documents tell the truth."""
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from benchmarks import report
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "compactattn"
+# a file imports only from what stands above it
+LAYERS = ["kernels", "masks", "reference", "attention", "regression", "memory", "report", "cli", "__main__"]
+
+
+def layer(path):
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    """Layers of this package that a file imports."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else names
+        if isinstance(node, ast.ImportFrom) and node.module == "compactattn":
+            names = [f"compactattn.{alias.name}" for alias in node.names if (SOURCE / f"{alias.name}.py").exists()]
+        yield from (name.split(".")[1] for name in names if name.startswith("compactattn."))
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCE.rglob("*.py") if p.name != "__init__.py"], ids=lambda p: p.name)
+def test_a_file_imports_only_from_what_stands_above_it(path):
+    own = LAYERS.index(layer(path))
+    for name in imports(path):
+        assert LAYERS.index(name) <= own, f"{path.name} imports {name}"
+
+
+def test_importing_the_package_needs_torch_and_nothing_optional():
+    code = "import sys, compactattn, compactattn.memory.features; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "compactattn.attention" in modules
+    for optional in ("triton", "tyro", "rich", "matplotlib", "sklearn", "tiktoken", "safetensors", "entmax"):
+        assert optional not in modules
+
+
+def test_every_row_of_the_equations_names_functions_and_tests_that_exist():
+    rows = [line for line in (ROOT / "docs/equations.md").read_text().splitlines() if re.match(r"\| (Eqs?\.|Prop|§|Fig)", line)]
+    covered = " ".join(row.split("|")[1] for row in rows)
+    assert all(f"Eq. {n}" in covered for n in (*range(1, 13), 16, 17, 18))
+    assert "Proposition 1" in covered
+    assert "13–15" in covered
+    for row in rows:
+        _, _, _, functions, tests, _ = row.split("|")
+        names = re.findall(r"`([^`]+)`", functions)
+        claims = re.findall(r"`([^`]+)`", tests)
+        assert names, row
+        assert claims, row
+        for name in names:
+            module, _, attribute = name.rpartition(".")
+            assert hasattr(importlib.import_module(f"compactattn.{module}"), attribute), name
+        for claim in claims:
+            file, _, test = claim.partition("::")
+            assert test, claim
+            assert f"def {test}(" in (ROOT / file).read_text(), claim
+
+
+def test_every_page_with_measured_numbers_is_written_from_the_result_files():
+    for path, text in report.pages().items():
+        assert path.read_text() == text, f"{path.name} differs from its data; run python -m benchmarks.report"

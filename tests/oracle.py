@@ -144,6 +144,32 @@ class Truth:
         """(N, 1) gradient with respect to α, by implicit differentiation of Σ w = 1."""
         return -(self.alpha_slope * (dw - (self.share * dw).sum(-1, keepdims=True))).sum(-1, keepdims=True)
 
+    @cached_property
+    def sensitivity(self) -> Array:
+        """(N, K) what a relative error of 1 in each s − max s, and in the threshold, does to ln w, to first order."""
+        with np.errstate(all="ignore"):
+            move = self.grade * (np.abs(self.frame.x) + abs(self.theta)) if self.r else np.zeros_like(self.w)
+            move = np.where(self.inside, move, 0)
+        return 1 + move + (np.where(self.nan, 0, self.w) * move).sum(-1, keepdims=True)
+
+    def gradients(self, dw: Array) -> dict[str, tuple[Array, Array]]:
+        """{input: (gradient, unit)} of the scores (N, K), scale (N, 1) and alpha (N, 1).
+
+        A unit is what a relative error of 1 in each s − max s, and in the threshold, does to it, to first order.
+        """
+        ds, dperfect = self.pull(dw)
+        s, factor = np.where(self.frame.legal, self.frame.s, 0), self.sensitivity
+        size = self.w * factor * np.abs(dw)
+        centre = self.w * ((self.w * np.abs(dw)).sum(-1, keepdims=True) * factor + size.sum(-1, keepdims=True))
+        direct = self.grade * (size + centre)
+        unit = direct + self.share * (1 + factor) * direct.sum(-1, keepdims=True)
+        dscale = (s * ds).sum(-1, keepdims=True) + dperfect
+        found = {"scores": (ds, unit), "scale": (dscale, (np.abs(s) * unit + direct).sum(-1, keepdims=True))}
+        if self.rule == "normalising" and self.r < math.inf:
+            centred = np.abs(dw) + (self.share * (1 + factor) * np.abs(dw)).sum(-1, keepdims=True)
+            found["alpha"] = self.pull_alpha(dw), (self.alpha_slope * (1 + factor) * centred).sum(-1, keepdims=True)
+        return found
+
 
 def judge(rows: Rows, kernel: Kernel, perfect: float = 1.0) -> Truth:
     """The truth about rows of scores under a kernel; `perfect` is the score of a perfect match."""

@@ -382,6 +382,9 @@ def test_readout_tells_the_threshold_the_bandwidth_and_the_support():
     s = 3.0 * (q @ k.repeat_interleave(2, 1).mT)
     assert torch.equal(s > readout.threshold[..., None], w > 0)
     assert not any(x.requires_grad for x in readout)
+    _, lonely = attend(q, -q, q, "norm_relu", scale=4.0, mask=Causal(1), return_readout=True)  # nothing within h = 1/2
+    assert torch.equal(lonely.support[0, 0], torch.arange(7).int())
+    torch.testing.assert_close(lonely.bandwidth[:, :, 1:], torch.full((2, 4, 6), 0.5, dtype=torch.float64))
     _, dense_readout = attend(q, k, v, "softmax", scale=4.0, return_readout=True)
     assert (dense_readout.bandwidth == 0.5).all()
     assert (dense_readout.threshold == -math.inf).all()

@@ -7,6 +7,7 @@ and in the threshold does to the weight, or to the gradient, to first order. Hal
 import math
 from decimal import Decimal, localcontext
 from functools import cache
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -33,16 +34,16 @@ LEARNED = {f"entmax(learned {alpha})": entmax(torch.tensor(alpha, dtype=torch.fl
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LENGTHS = {
     1: 400, 2: 1200, 3: 1200, 4: 900, 5: 900, 7: 800, 8: 800, 13: 700, 16: 600, 17: 500, 31: 400, 32: 400, 33: 300,
-    63: 200, 64: 200, 65: 200, 127: 100, 129: 100, 257: 50, 1000: 30, 1024: 30, 4096: 30, 65536: 8,
+    63: 200, 64: 200, 65: 200, 127: 100, 129: 100, 257: 50, 1000: 30, 1024: 30, 4096: 30, 65536: 16,
 }  # fmt: skip
 GRADIENT_LENGTHS = {1: 100, 2: 200, 3: 200, 5: 200, 8: 200, 17: 200, 33: 100, 64: 100, 129: 60, 257: 40, 1000: 20}
 
 BAND = 8  # ulp of the working dtype around the threshold within which the support is in doubt
-# Most units measured: 1.2, 2.1, 4.6, 4.6. Normalising kernels stop at 4 ulp of the reach; all others stay below 4.
+# Most units measured: 1.5, 2.1, 4.6, 6.1. Normalising kernels stop at 4 ulp of the reach; the rest is in the sums.
 UNITS = {torch.float16: 4, torch.bfloat16: 4, torch.float32: 10, torch.float64: 10 if WIDER else 20}
-# Most ulp of 1 measured in a sum: 1.2, 0.5, 3.6, 6.1; torch.softmax has 3.1 and 6.4 in fp32 and fp64 at 65,536 keys.
+# Most ulp of 1 measured in a sum: 1.9, 0.5, 3.6, 6.1; torch.softmax has 4.1 and 6.4 in fp32 and fp64 at 65,536 keys.
 SUM_ULP = {torch.float16: 2.5, torch.bfloat16: 1, torch.float32: 8, torch.float64: 10}
-GRADIENT_UNITS = 5 if WIDER else 10  # most measured: 2.2 in fp32, 1.9 in fp64; of scale 0.5, 0.7; of alpha 1.3, 1.6
+GRADIENT_UNITS = 5 if WIDER else 10  # most measured, fp32 and fp64: scores 2.6, 2.3; scale 0.7, 0.7; alpha 1.3, 1.6
 
 every_kernel = pytest.mark.parametrize("kernel", [pytest.param(k, id=name) for name, k in (KERNELS | LEARNED).items()])
 every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -87,11 +88,6 @@ def huge_and_small(rng, shape, dtype):
     return np.where(rng.random(shape) < 0.3, rng.choice([-big, big, -big / 3], size=shape), rng.normal(size=shape))
 
 
-def brim(rng, shape, dtype):
-    """Scores whose differences overflow."""
-    return rng.choice([-1, -0.5, 0, 0.25, 1], size=shape) * torch.finfo(dtype).max
-
-
 def denormal(rng, shape, dtype):
     return rng.integers(-999, 999, size=shape) * torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
 
@@ -131,7 +127,7 @@ def nudge(rng, values, dtype):
 
 
 GENERATORS = (
-    normal, narrow, cosine, quantised, equal, signed_zeros, huge, huge_and_small, brim, denormal, nearly_equal,
+    normal, narrow, cosine, quantised, equal, signed_zeros, huge, huge_and_small, denormal, nearly_equal,
     at_the_edge, geometric, dominated, heavy_tailed,
 )  # fmt: skip
 
@@ -160,10 +156,10 @@ class Batch(NamedTuple):
     kinds: list[str]
 
 
-def draw(rng, dtype, lengths, generators, start=0):
+def draw(rng, dtype, lengths, generators):
     batches = []
     for place, (keys, count) in enumerate(lengths.items()):
-        kinds = (np.arange(count) + 7 * place + start) % len(generators)
+        kinds = (np.arange(count) + place) % len(generators)
         s = torch.empty(count, keys, dtype=dtype)
         for kind, generate in enumerate(generators):
             chosen = np.flatnonzero(kinds == kind)
@@ -175,18 +171,19 @@ def draw(rng, dtype, lengths, generators, start=0):
 
 @cache
 def fuzzed(dtype):
-    """More than 10,000 rows; between them the dtypes have every kind at every length."""
-    seed = DTYPES.index(dtype)
-    return draw(np.random.default_rng(seed), dtype, LENGTHS, GENERATORS, seed * LENGTHS[65536])
+    """More than 10,000 rows, every kind at every length."""
+    return draw(np.random.default_rng(DTYPES.index(dtype)), dtype, LENGTHS, GENERATORS)
 
 
 @cache
 def smooth(dtype):
     """Rows on which a gradient is defined: no infinite score."""
     rng = np.random.default_rng(100 + DTYPES.index(dtype))
-    batches = draw(rng, dtype, GRADIENT_LENGTHS, (normal, narrow, cosine, quantised, equal, dominated, geometric))
-    plain = [(batch.s == math.inf).any(-1) for batch in batches]
-    return [Batch(s[~bad], Rows(s[~bad]), []) for (s, _, _), bad in zip(batches, plain, strict=True)]
+    batches = draw(rng, dtype, GRADIENT_LENGTHS, (normal, narrow, cosine, quantised, equal, dominated))
+    finite = [(s < math.inf).all(-1) | s.isnan().any(-1) for s, _, _ in batches]
+    return [
+        Batch(s[some], Rows(s[some]), list(compress(kinds, some))) for (s, _, kinds), some in zip(batches, finite, strict=True)
+    ]
 
 
 # -- the judgement -------------------------------------------------------------------------------
@@ -221,14 +218,6 @@ def doubt(truth: Truth, kernel: Kernel, dtype):
     return (np.abs(truth.depth) <= step) & ~(exact & (truth.depth == 0)), step
 
 
-def sensitivity(truth: Truth):
-    """(N, K) what a relative error of 1 in each s − max s, and in the threshold, does to ln w, to first order."""
-    if truth.r == 0:
-        return 1.0
-    move = np.where(truth.inside, truth.grade * (np.abs(truth.frame.x) + abs(truth.theta)), 0)
-    return 1 + move + (np.where(truth.nan, 0, truth.w) * move).sum(-1, keepdims=True)
-
-
 @np.errstate(all="ignore")
 def compare(got, truth: Truth, kernel: Kernel, dtype):
     """Errors of weights in units (N, K), of their sums in ulp of 1 (N, 1), and the keys wrongly in or out (N, K)."""
@@ -243,7 +232,7 @@ def compare(got, truth: Truth, kernel: Kernel, dtype):
         rise = (2 * step / truth.reach) ** truth.r / truth.mass(truth.inside)
         across = np.where(unsure & ~truth.uniform, rise, 0)
     error = np.abs(got - w) - w * stored - across - floor
-    error = np.maximum(error, 0) / np.maximum(work.eps * w * sensitivity(truth), work.tiny)
+    error = np.maximum(error, 0) / np.maximum(work.eps * w * truth.sensitivity, work.tiny)
     sums = np.abs(got.sum(-1, keepdims=True) - ~truth.frame.empty) / out.eps
     wrong = ((w > 4 * floor) & (got == 0)) | (~truth.inside & (got != 0))
     # nothing, or just about the best key, is within reach: either is right
@@ -287,16 +276,7 @@ def test_weights_agree_with_the_oracle_on_every_fuzzed_row(kernel, dtype):
         faults += first(f"within {UNITS[dtype]} units", batch, error > UNITS[dtype], got, want)
         faults += first(f"the sum is 1, or 0, to {SUM_ULP[dtype]} ulp", batch, sums > SUM_ULP[dtype], got, want)
         faults += first("the support is right", batch, support, got, want)
-    assert not faults, "\n".join(faults)
-
-
-@every_kernel
-def test_a_row_does_not_depend_on_its_neighbours(kernel):
-    for s, _, _ in fuzzed(torch.float32):
-        if s.shape[1] <= 257:
-            shuffled = torch.randperm(len(s))[: len(s) // 2]
-            alone = weights(s[shuffled], kernel)
-            assert torch.equal(alone.nan_to_num(-1.0), weights(s, kernel)[shuffled].nan_to_num(-1.0))
+    assert not faults, "\n".join(faults[:9])
 
 
 @every_kernel
@@ -314,7 +294,7 @@ def test_scale_multiplies_the_scores_and_is_the_score_of_a_perfect_match(kernel,
         got = np.where(truth.nan, 0, wide(weights(batch.s, kernel, scale=2.5), scaled))
         error, _, support = compare(got, truth, kernel, dtype)
         faults += first("scaled weights", batch, (error > UNITS[dtype]) | support, got, truth.w)
-    assert not faults, "\n".join(faults)
+    assert not faults, "\n".join(faults[:9])
 
 
 # -- the gradients -------------------------------------------------------------------------------
@@ -327,24 +307,6 @@ def kinks(truth: Truth, kernel: Kernel, dtype):
     if truth.rule == "anchored":
         unsure = unsure | (~truth.frame.best & (truth.frame.x >= -step))
     return unsure.any(-1, keepdims=True) | truth.nan
-
-
-@np.errstate(all="ignore")
-def true_gradients(truth: Truth, dw):
-    """{input: (gradient, unit)}: of the scores (N, K), of scale (N, 1), and of alpha (N, 1)."""
-    ds, dperfect = truth.pull(dw)
-    s, factor = np.where(truth.frame.legal, truth.frame.s, 0), sensitivity(truth)
-    size = truth.w * factor * np.abs(dw)
-    centre = truth.w * ((truth.w * np.abs(dw)).sum(-1, keepdims=True) * factor + size.sum(-1, keepdims=True))
-    direct = truth.grade * (size + centre)
-    unit = direct + truth.share * (1 + factor) * direct.sum(-1, keepdims=True)
-    dscale = (s * ds).sum(-1, keepdims=True) + dperfect
-    found = {"scores": (ds, unit), "scale": (dscale, (np.abs(s) * unit + direct).sum(-1, keepdims=True))}
-    if truth.rule == "normalising" and truth.r < math.inf:
-        centred = np.abs(dw) + (truth.share * (1 + factor) * np.abs(dw)).sum(-1, keepdims=True)
-        slope = truth.alpha_slope * (1 + factor) * centred
-        found["alpha"] = truth.pull_alpha(dw), slope.sum(-1, keepdims=True)
-    return found
 
 
 def given_gradients(s, kernel, alpha, dw):
@@ -368,16 +330,16 @@ def test_gradients_agree_with_the_chain_rule(name, dtype):
         dw = torch.tensor(rng.normal(size=batch.s.shape)).to(dtype)
         truth = judge(batch.rows, kernel)
         found = given_gradients(batch.s, kernel, alpha, dw)
-        want = true_gradients(truth, wide(dw, batch.rows))
+        want = truth.gradients(wide(dw, batch.rows))
         kink = kinks(truth, kernel, dtype)
         skipped += kink.sum()
         for given, gradient in found.items():
             true, unit = want[given]
             got = wide(gradient, batch.rows)
             right = np.abs(got - true) <= GRADIENT_UNITS * eps * unit + 1e-30  # False where got is NaN
-            bad = ~right & ~kink
-            faults += first(f"gradient of {given}", batch, bad & np.ones_like(truth.inside), *np.broadcast_arrays(got, true))
-    assert not faults, "\n".join(faults)
+            shown = (np.broadcast_to(each, batch.s.shape) for each in (~right & ~kink, got, true))
+            faults += first(f"gradient of {given} within {GRADIENT_UNITS} units", batch, *shown)
+    assert not faults, "\n".join(faults[:9])
     assert skipped < 0.1 * sum(len(batch.s) for batch in smooth(dtype))
 
 

@@ -32,7 +32,7 @@ class Readout(NamedTuple):
 
     threshold: Tensor  # θ: keys with s > θ have weight; +inf where no key is legal, −inf for the dense Gaussian
     bandwidth: Tensor  # h = √(2 − 2θ/scale) on unit vectors (Prop. 1); for the dense Gaussian 1/√scale
-    support: Tensor  # number of keys with non-zero weight
+    support: Tensor  # number of keys with non-zero weight; all legal ones where a fixed kernel reached none
 
 
 @overload
@@ -119,9 +119,12 @@ def weights(scores: Tensor, kernel: Kernel | str = "biweight", *, scale: float |
     rows = (*scores.shape[:-1], 1)
     perfect = spread("scale", scale).expand(rows).reshape(-1, 1) if isinstance(kernel.rule, Fixed) else None
     orders = spread("alpha", kernel.profile.r).expand(rows).reshape(-1, 1) if isinstance(kernel.profile.r, Tensor) else None
-    scaled = scores.to(work) * spread("scale", scale) if isinstance(scale, Tensor) or scale != 1.0 else scores
-    flat = scaled.flatten(0, -2) if scores.ndim > 1 else scaled[None]
-    return _weights(flat, perfect, orders, *encode(kernel))[0].reshape(scores.shape).to(scores.dtype)
+    s = scores.to(work)
+    if isinstance(scale, Tensor) or scale != 1.0:
+        illegal = s == -math.inf  # 0 · −inf would make the gradient of the scale NaN
+        s = (s.masked_fill(illegal, 0.0) * spread("scale", scale)).masked_fill(illegal, -math.inf)
+    s = s.flatten(0, -2) if scores.ndim > 1 else s[None]
+    return _weights(s, perfect, orders, *encode(kernel))[0].reshape(scores.shape).to(scores.dtype)
 
 
 # -- operators -----------------------------------------------------------------------------------
@@ -223,7 +226,7 @@ def _weights(
 
 @_weights.register_fake
 def _(scores, perfect, orders, r, rule, value):  # type: ignore[no-untyped-def]
-    reach, mass = (scores.new_empty((scores.shape[0], 1), dtype=accumulator(scores.dtype)) for _ in range(2))
+    reach, mass = (scores.new_empty((scores.shape[0], 1)) for _ in range(2))
     edges = (scores.shape[0], 1) if RULES[rule] is Nearest else (0,)
     return torch.empty_like(scores), reach, mass, scores.new_empty(edges, dtype=torch.long)
 

@@ -123,7 +123,7 @@ class Kernel:
     @property
     def compact(self) -> bool:
         """Whether the kernel has a finite threshold, so that it can give exact zeros."""
-        return self.learned or self.r != math.inf or isinstance(self.rule, Anchored | Nearest)
+        return self.learned or bool(self.r != math.inf) or isinstance(self.rule, Anchored | Nearest)
 
     def __str__(self) -> str:
         """The shortest text that `parse` turns back into this kernel."""

@@ -25,6 +25,7 @@ from compactattn.kernels import Anchored, Fixed, Nearest, Normalising, Rule
 from compactattn.masks import View
 
 WHOLE = (1.0, 2.0, 3.0)  # powers that need no logarithm
+MOST_TURNS = 64  # of Newton; the hardest row of 65,536 scores has needed 14
 BLOCK = 2**19  # scores held at once: a few blocks of fp32 stay inside a CPU's cache
 
 
@@ -35,7 +36,7 @@ class Row(NamedTuple):
     """What a rule found out about each row of scores; every field is (..., 1)."""
 
     peak: Tensor  # max s; −inf where no key is legal
-    reach: Tensor  # ρ = max s − θ; 0 where nothing was in reach and the weights are uniform
+    reach: Tensor  # ρ = max s − θ; not positive where nothing was in reach and the weights are uniform
     mass: Tensor  # Z, so that the largest weight is 1/Z
     edge: Tensor | None = None  # index of the key that sets θ, where that is one key below the best
 
@@ -54,12 +55,12 @@ def weigh(s: Tensor, rule: Rule, r: Order, perfect: Tensor | float = 1.0) -> tup
         return s.clone(), Row(none - math.inf, none, none)
     peak = s.amax(-1, keepdim=True)
     x = s - peak
-    infinite = bool(peak.isinf().any())
-    if infinite:
-        x = torch.where(s == peak, 0.0, x)
+    finite = bool(peak.isfinite().all())
+    if not finite:
+        x = torch.where(s == peak, 0.0, x)  # ±inf − ±inf
     w, reach, edge = _RULES[type(rule)](Scores(s, x, peak, perfect), rule, r)
-    if infinite:
-        w = w.masked_fill(peak == -math.inf, 0.0)
+    if not finite:
+        w = torch.where(peak.isnan(), peak, w).masked_fill(peak == -math.inf, 0.0)
     mass = w.sum(-1, keepdim=True)
     w = w.div_(mass.clamp_min(torch.finfo(w.dtype).tiny))
     return w, Row(peak, reach, mass, edge)
@@ -78,15 +79,18 @@ Found = tuple[Tensor, Tensor, Tensor | None]  # K of each key (1 at the best one
 
 
 def _powers(x: Tensor, reach: Tensor, r: Order) -> tuple[Tensor, Tensor]:
-    """(u, y) with y = (1 + x/ρ)₊ and u = y^(r−1) on the support, so that K = u·y and K' ∝ u."""
+    """(K, K/y) with y = (1 + x/ρ)₊ and K = y^r; the second is the slope of K up to a factor."""
     y = (x / reach).clamp_min_(-1.0)
     if not isinstance(r, Tensor) and r in WHOLE:
         y = y.add_(1.0)
-        return (y.sign() if r == 1 else y if r == 2 else y * y), y
-    u = y.log1p().mul_(r - 1.0).exp_()  # log1p keeps its digits when r is large and y near 1
-    if isinstance(r, Tensor):
-        u = torch.where(y > -1.0, u, 0.0)  # r = 1 made 0·∞ off the support
-    return u, y.add_(1.0)
+        return (y, y.sign()) if r == 1 else (y * y, y) if r == 2 else (y * y * y, y * y)
+    k = _exp(y.log1p().mul_(r))  # log1p keeps its digits when r is large and y near 1
+    return k, k / y.add_(1.0).clamp_min_(torch.finfo(y.dtype).tiny)
+
+
+def _exp(x: Tensor) -> Tensor:
+    """e^x, in place. A CPU's exp takes ten times as long where it underflows; exp2 does not."""
+    return x.mul_(1 / math.log(2)).exp2_()
 
 
 def _normalising(scores: Scores, rule: Rule, r: Order) -> Found:
@@ -95,22 +99,21 @@ def _normalising(scores: Scores, rule: Rule, r: Order) -> Found:
     Newton on φ(ρ) = ‖(ρ + x)₊‖_r = r. φ is convex and increasing, so from ρ = r (where the best
     key alone has weight 1) the iterates fall monotonically on the root. φ is nearly linear, so a
     handful is enough; for r = 1 it is piecewise linear and the last iterate is exact. Rows stop
-    one by one: a row's answer does not depend on its neighbours.
+    one by one, so that an answer does not hang on how hard the neighbouring rows are.
     """
     if not isinstance(r, Tensor) and r == math.inf:
-        return scores.x.exp(), torch.full_like(scores.peak, math.inf), None
+        return _exp(scores.x), torch.full_like(scores.peak, math.inf), None
     reach = torch.zeros_like(scores.peak) + r
     enough = 4 * torch.finfo(reach.dtype).eps
-    while True:
-        u, y = _powers(scores.x, reach, r)
-        slope = u.sum(-1, keepdim=True)
-        w = y.mul_(u)
+    for turn in range(1, MOST_TURNS + 1):
+        w, slope = _powers(scores.x, reach, r)
         mass = w.sum(-1, keepdim=True)
-        step = mass * (reach - r * mass ** (-1 / r)) / slope
-        falling = step > enough * reach
-        if not bool(falling.any()):
-            return w, reach, None
-        reach = torch.where(falling, reach - step, reach)
+        step = mass * (reach - r * mass ** (-1 / r)) / slope.sum(-1, keepdim=True)
+        moving = step.abs() > enough * reach  # rounding can carry a step just past a small root
+        if turn == MOST_TURNS or not bool(moving.any()):
+            break
+        reach = torch.where(moving, reach - step, reach)
+    return w, reach, None
 
 
 def _anchored(scores: Scores, rule: Rule, r: Order) -> Found:
@@ -123,9 +126,11 @@ def _anchored(scores: Scores, rule: Rule, r: Order) -> Found:
 def _fixed(scores: Scores, rule: Rule, r: Order) -> Found:
     """ρ = max s − (perfect − b), where perfect = 1/h² (paper Eq. 6); nothing in reach is uniform."""
     assert isinstance(rule, Fixed)
-    reach = (scores.peak - scores.perfect + rule.b).clamp_max(torch.finfo(scores.x.dtype).max)
-    w = torch.where(reach > 0, _above(scores.x, reach, r), (scores.s > -math.inf).to(reach.dtype))
-    return w, reach.clamp_min(0.0), None
+    theta = scores.perfect - rule.b
+    reach = (scores.peak - theta).clamp_max(torch.finfo(scores.x.dtype).max)
+    w = (scores.s > theta).to(reach.dtype) if r == 0 else _above(scores.x, reach, r)
+    w = torch.where(reach > 0, w, (scores.s > -math.inf).to(reach.dtype))
+    return w, reach, None
 
 
 def _above(x: Tensor, reach: Tensor, r: Order) -> Tensor:
@@ -133,9 +138,8 @@ def _above(x: Tensor, reach: Tensor, r: Order) -> Tensor:
     if r == 0:
         return (x > -reach).to(x.dtype)
     if r == math.inf:
-        return x.exp().mul_(x > -reach)
-    u, y = _powers(x, reach.clamp_min(torch.finfo(x.dtype).tiny), r)
-    return y.mul_(u)
+        return _exp(torch.where(x > -reach, x, -math.inf))
+    return _powers(x, torch.where(reach > 0, reach, 1.0), r)[0]
 
 
 def _nearest(scores: Scores, rule: Rule, r: Order) -> Found:
@@ -153,7 +157,7 @@ def _nearest(scores: Scores, rule: Rule, r: Order) -> Found:
     position = torch.arange(s.shape[-1], device=s.device)
     edge = torch.where(tie & inside, position, -1).amax(-1, keepdim=True).clamp_min(0)
     reach = torch.where(peak == theta, 0.0, (peak - theta).clamp_max(torch.finfo(s.dtype).max))
-    w = _above(scores.x, reach if 0 < r < math.inf else torch.full_like(reach, math.inf), r)
+    w = torch.ones_like(s) if r == 0 else _exp(scores.x) if r == math.inf else _above(scores.x, reach, r)
     return w.mul_(inside), reach, edge
 
 
@@ -204,22 +208,26 @@ def pull(w: Tensor, dw: Tensor, row: Row, rule: Rule, r: Order) -> Pull:
 
 def _slope(w: Tensor, row: Row, r: Order) -> Tensor:
     """a_i = ∂w_i/∂s_i at fixed θ and Z: (r/ρ) Z^(−1/r) w_i^(1−1/r); for the Gaussian w_i itself."""
-    if isinstance(r, Tensor):
-        u = torch.where(w > 0, w.pow(1 - 1 / r), 0.0)
-    elif r == math.inf:
+    if not isinstance(r, Tensor) and r == math.inf:
         return w.clone()
-    else:
-        u = w.sign() if r == 1 else w.pow(1 - 1 / r)
     factor = r / row.reach.clamp_min(torch.finfo(w.dtype).tiny) * row.mass.clamp_min(1.0) ** (-1 / r)
-    return u * torch.where(row.reach > 0, factor, 0.0)
+    return _root_of(w, r).mul_(torch.where(row.reach > 0, factor, 0.0))
+
+
+def _root_of(w: Tensor, r: Order) -> Tensor:
+    """w^(1−1/r), and 0 at 0 also for r = 1. Logarithms and roots of 0 are slow on a CPU: none is taken."""
+    v = w.clamp_min(torch.finfo(w.dtype).tiny)
+    if not isinstance(r, Tensor) and r in (1.0, 2.0):
+        return w / v if r == 1 else v.rsqrt_().mul_(w)
+    return v.log2_().mul_(-1 / r).exp2_().mul_(w)
 
 
 def _order_slope(w: Tensor, r: Tensor) -> Tensor:
     """∂w_i/∂r at fixed c = θ + r: w_i (L + e^−L − 1) with L = ln(w_i)/r."""
     log = (w.clamp_min(torch.finfo(w.dtype).tiny)).log() / r
-    near = log * log * (0.5 - log / 6 * (1 - log / 4 * (1 - log / 5)))  # the sum below cancels for large r
-    far = w * log + torch.where(w > 0, w.pow(1 - 1 / r), 0.0) - w
-    return torch.where(log > -0.02, w * near, far)
+    tail = 1 - log / 5 * (1 - log / 6 * (1 - log / 7 * (1 - log / 8)))
+    near = log * log * (0.5 - log / 6 * (1 - log / 4 * tail))  # the sum cancels for large r
+    return w * torch.where(log > -0.05, near, log + torch.expm1(-log))
 
 
 # -- weights → estimate --------------------------------------------------------------------------
@@ -386,11 +394,11 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 def weigh_all(s: Tensor, rule: Rule, r: Order, perfect: Tensor | None) -> tuple[Tensor, Row]:
     """`weigh` over (N, K) scores, a block of rows at a time; r and perfect are numbers or (N, 1)."""
     w = torch.empty_like(s)
-    peak, reach, mass = (s.new_empty((len(s), 1), dtype=accumulator(s.dtype)) for _ in range(3))
+    peak, reach, mass = (s.new_empty((len(s), 1)) for _ in range(3))
     edge = s.new_zeros((len(s), 1), dtype=torch.long) if isinstance(rule, Nearest) else None
     for part in row_blocks(s):
         given = 1.0 if perfect is None else perfect[part]
-        block, row = weigh(s[part].to(accumulator(s.dtype)), rule, r[part] if isinstance(r, Tensor) else r, given)
+        block, row = weigh(s[part], rule, r[part] if isinstance(r, Tensor) else r, given)
         w[part] = block
         peak[part], reach[part], mass[part] = row.peak, row.reach, row.mass
         if edge is not None and row.edge is not None:
@@ -400,13 +408,12 @@ def weigh_all(s: Tensor, rule: Rule, r: Order, perfect: Tensor | None) -> tuple[
 
 def pull_all(w: Tensor, dw: Tensor, row: Row, rule: Rule, r: Order) -> Pull:
     """`pull` over (N, K) weights, a block of rows at a time."""
-    work = accumulator(w.dtype)
     ds = torch.empty_like(w)
     dperfect = torch.zeros_like(row.reach) if isinstance(rule, Fixed) else None
     dr = torch.zeros_like(row.reach) if isinstance(r, Tensor) else None
     for part in row_blocks(w):
         own = Row(row.peak[part], row.reach[part], row.mass[part], None if row.edge is None else row.edge[part])
-        got = pull(w[part].to(work), dw[part].to(work), own, rule, r[part] if isinstance(r, Tensor) else r)
+        got = pull(w[part], dw[part], own, rule, r[part] if isinstance(r, Tensor) else r)
         ds[part] = got.s
         for whole, value in ((dperfect, got.perfect), (dr, got.r)):
             if whole is not None and value is not None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from numbers import Real
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeGuard
 
 import numpy as np
 import torch
@@ -42,7 +42,7 @@ class Neighbourhood(NamedTuple):
     support: NDArray[np.int64]  # training points with a non-zero weight; 0 where none is in reach
 
 
-class CompactKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  # type: ignore[misc]
+class CompactKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):
     """Nadaraya-Watson regression with a compact kernel (paper Eq. 2): ŷ(x) = Σ_i w_i y_i.
 
     w = kernel(s) with s_i = −‖x_i − x‖² / 2h². All features count alike, so bring them to one
@@ -96,22 +96,22 @@ class CompactKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """This estimator, with the data stored and the bandwidth chosen."""
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, order="C", copy=True)
-        y = np.array(y, dtype=np.float64)
-        _check_range(X)
+        checked = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True, order="C", copy=True)
+        points, values = checked[0], np.array(checked[1], dtype=np.float64)
+        _check_range(points)
         kernel = _check_kernel(self.kernel)
         outside = _check_outside(self.outside)
         candidates = scores = None
         if isinstance(self.bandwidth, str) and self.bandwidth == "loo":
-            candidates = _check_candidates(self.candidates, X, kernel)
-            scores = _leave_one_out(X, _columns(y), kernel, candidates, outside)
+            candidates = _check_candidates(self.candidates, points, kernel)
+            scores = _leave_one_out(points, _columns(values), kernel, candidates, outside)
             best = len(scores) - 1 - int(np.argmin(scores[::-1]))  # the larger bandwidth wins a tie
             kernel, h = _tune(kernel, candidates[best])
         else:
             h = _check_bandwidth(self.bandwidth)
             if self.candidates is not None:
                 raise ValueError(f"candidates are tried by bandwidth='loo' only, got bandwidth={h!r}; drop one of the two")
-        self.X_, self.y_ = X, y
+        self.X_, self.y_ = points, values
         self.kernel_ = kernel
         self.bandwidth_ = kernel.rule.k if isinstance(kernel.rule, Nearest) and _ignores_h(kernel) else h
         self.loo_candidates_, self.loo_scores_ = candidates, scores
@@ -119,23 +119,23 @@ class CompactKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  
 
     def predict(self, X: ArrayLike) -> Array:
         """ŷ = Σ_i w_i y_i at each query, (Q,) or (Q, Y) as y was; `outside` where nothing is in reach."""
-        X = self._check_queries(X)
+        x = self._check_queries(X)
         y = _columns(self.y_)
         away = _answers(_check_outside(self.outside), y)
-        out = np.empty((len(X), y.shape[1]))
-        for part in _row_blocks(len(X), len(y)):
-            out[part] = _estimate(_square_distances(X[part], self.X_), y, self.kernel_, self._h, away)
-        return out.reshape(len(X), *self.y_.shape[1:])
+        out = np.empty((len(x), y.shape[1]))
+        for part in _row_blocks(len(x), len(y)):
+            out[part] = _estimate(_square_distances(x[part], self.X_), y, self.kernel_, self._h, away)
+        return out.reshape(len(x), *self.y_.shape[1:])
 
     def neighbourhood(self, X: ArrayLike) -> Neighbourhood:
         """Effective bandwidth and number of neighbours of each query.
 
         Points with s > θ have weight, that is d² < −2h²θ, so the bandwidth is h √(−2θ) (paper Prop. 1).
         """
-        X = self._check_queries(X)
-        found = Neighbourhood(np.empty(len(X)), np.empty(len(X), dtype=np.int64))
-        for part in _row_blocks(len(X), len(self.X_)):
-            w, row = _weigh(_square_distances(X[part], self.X_), self.kernel_, self._h)
+        x = self._check_queries(X)
+        found = Neighbourhood(np.empty(len(x)), np.empty(len(x), dtype=np.int64))
+        for part in _row_blocks(len(x), len(self.X_)):
+            w, row = _weigh(_square_distances(x[part], self.X_), self.kernel_, self._h)
             support = torch.where(_out_of_reach(self.kernel_, row), 0.0, w).count_nonzero(-1)
             found.bandwidth[part] = _radius(self.kernel_, row, self._h)[:, 0].numpy()
             found.support[part] = support.numpy()
@@ -147,9 +147,9 @@ class CompactKernelRegressor(MultiOutputMixin, RegressorMixin, BaseEstimator):  
 
     def _check_queries(self, X: ArrayLike) -> Array:
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        _check_range(X)
-        return X
+        x: Array = validate_data(self, X, dtype=np.float64, reset=False)
+        _check_range(x)
+        return x
 
 
 # -- distances → weights → estimate --------------------------------------------------------------
@@ -166,7 +166,7 @@ def _weigh(d2: Tensor, kernel: Kernel, h: float) -> tuple[Tensor, Row]:
 
 def _out_of_reach(kernel: Kernel, row: Row) -> Tensor:
     """(Q, 1) True where no training point has weight and `weigh` fell back on uniform weights."""
-    return row.reach == 0 if isinstance(kernel.rule, Fixed) else torch.zeros_like(row.reach, dtype=torch.bool)
+    return row.reach <= 0 if isinstance(kernel.rule, Fixed) else torch.zeros_like(row.reach, dtype=torch.bool)
 
 
 def _radius(kernel: Kernel, row: Row, h: float) -> Tensor:
@@ -202,7 +202,7 @@ def _answers(outside: float | str, y: Array) -> Array | None:
 
 def _ignores_h(kernel: Kernel) -> bool:
     """Whether w does not depend on h: w ∝ [s − s_(k)]₊^r, in which h cancels; then k is the bandwidth."""
-    return isinstance(kernel.rule, Nearest) and kernel.r != math.inf
+    return isinstance(kernel.rule, Nearest) and bool(kernel.r != math.inf)
 
 
 def _tune(kernel: Kernel, candidate: float) -> tuple[Kernel, float]:
@@ -256,8 +256,8 @@ def _default_candidates(X: Array, kernel: Kernel) -> NDArray[Any]:
     low = nearest / (2 if isinstance(kernel.rule, Fixed) else 10)
     # all K points share Σ w = 1, so a normalising kernel evens out only at a larger h
     high = 3 * typical * (len(X) ** (0.5 / kernel.r) if isinstance(kernel.rule, Normalising) else 1.0)
-    ends = np.array([low, high]) / math.sqrt(2 * b)
-    return np.geomspace(*ends.clip(1 / LARGEST, LARGEST), TRIALS)
+    low, high = np.clip([low, high] / np.sqrt(2 * b), 1 / LARGEST, LARGEST)
+    return np.geomspace(low, high, TRIALS)
 
 
 def _length_scales(X: Array) -> tuple[float, float]:
@@ -325,5 +325,5 @@ def _check_range(X: Array) -> None:
         raise ValueError(f"X holds {np.abs(X).max():g}, whose square overflows; scale it to at most {LARGEST:g}")
 
 
-def _is_number(x: object) -> bool:
+def _is_number(x: object) -> TypeGuard[float]:
     return isinstance(x, Real) and not isinstance(x, bool)

@@ -41,7 +41,7 @@ PAIRS = (
             lambda s, alpha=alpha: entmax.entmax_bisect(s, alpha, n_iter=100),  # type: ignore[misc]
             0.1,
         )
-        for alpha in (1.1, 1.33, 1.75)
+        for alpha in (1.1, 1.33, 1.75, 1.95)
     ),
 )
 

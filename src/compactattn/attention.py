@@ -18,7 +18,7 @@ from torch.library import custom_op
 from compactattn import reference
 from compactattn.kernels import RULES, Fixed, Kernel, Nearest, decode_rule, encode, parse
 from compactattn.masks import MaskLike, View, resolve
-from compactattn.reference import Row, accumulator
+from compactattn.reference import accumulator
 
 log = logging.getLogger("compactattn")
 
@@ -219,41 +219,36 @@ _attend.register_autograd(_pull_attend, setup_context=_save_attend)
 @custom_op("compactattn::weights", mutates_args=())
 def _weights(
     scores: Tensor, perfect: Tensor | None, orders: Tensor | None, r: float, rule: str, value: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    w, row = reference.weigh_all(scores, decode_rule(rule, value), r if orders is None else orders, perfect)
-    return w, row.reach, row.mass, scores.new_zeros(0, dtype=torch.long) if row.edge is None else row.edge
+) -> tuple[Tensor, Tensor, Tensor]:
+    w, norm, edge = reference.weigh_all(scores, decode_rule(rule, value), r if orders is None else orders, perfect)
+    return w, norm, scores.new_zeros(0, dtype=torch.long) if edge is None else edge
 
 
 @_weights.register_fake
 def _(scores, perfect, orders, r, rule, value):  # type: ignore[no-untyped-def]
-    reach, mass = (scores.new_empty((scores.shape[0], 1)) for _ in range(2))
-    edges = (scores.shape[0], 1) if RULES[rule] is Nearest else (0,)
-    return torch.empty_like(scores), reach, mass, scores.new_empty(edges, dtype=torch.long)
+    rows = (scores.shape[0], 1)
+    return (
+        torch.empty_like(scores),
+        scores.new_empty(rows),
+        scores.new_empty(rows if RULES[rule] is Nearest else 0, dtype=torch.long),
+    )
 
 
 @custom_op("compactattn::weights_backward", mutates_args=())
 def _weights_backward(
-    dw: Tensor,
-    w: Tensor,
-    reach: Tensor,
-    mass: Tensor,
-    edge: Tensor,
-    orders: Tensor | None,
-    r: float,
-    rule: str,
-    value: float,
+    dw: Tensor, w: Tensor, norm: Tensor, edge: Tensor, orders: Tensor | None, r: float, rule: str, value: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    row = Row(reach, reach, mass, edge if edge.numel() else None)
-    ds, dperfect, dr = reference.pull_all(w, dw, row, decode_rule(rule, value), r if orders is None else orders)
-    none = reach.new_zeros(0)
+    of_row = edge if RULES[rule] is Nearest else None
+    ds, dperfect, dr = reference.pull_all(w, dw, norm, of_row, decode_rule(rule, value), r if orders is None else orders)
+    none = norm.new_zeros(0)
     return ds, none if dperfect is None else dperfect, none.clone() if dr is None else dr
 
 
 @_weights_backward.register_fake
-def _(dw, w, reach, mass, edge, orders, r, rule, value):  # type: ignore[no-untyped-def]
-    none = reach.new_empty(0)
-    dperfect = torch.empty_like(reach) if RULES[rule] is Fixed else none
-    return torch.empty_like(w), dperfect, none.clone() if orders is None else torch.empty_like(reach)
+def _(dw, w, norm, edge, orders, r, rule, value):  # type: ignore[no-untyped-def]
+    none = norm.new_empty(0)
+    dperfect = torch.empty_like(norm) if RULES[rule] is Fixed else none
+    return torch.empty_like(w), dperfect, none.clone() if orders is None else torch.empty_like(norm)
 
 
 def _save_weights(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

@@ -37,7 +37,7 @@ class Row(NamedTuple):
 
     peak: Tensor  # max s; −inf where no key is legal
     reach: Tensor  # ρ = max s − θ; not positive where nothing was in reach and the weights are uniform
-    mass: Tensor  # Z, so that the largest weight is 1/Z
+    norm: Tensor  # ‖(ρ + x)₊‖_r, by which the slope of the weights is divided; ∞ where they have none
     edge: Tensor | None = None  # index of the key that sets θ, where that is one key below the best
 
 
@@ -58,12 +58,17 @@ def weigh(s: Tensor, rule: Rule, r: Order, perfect: Tensor | float = 1.0) -> tup
     finite = bool(peak.isfinite().all())
     if not finite:
         x = torch.where(s == peak, 0.0, x)  # ±inf − ±inf
-    w, reach, edge = _RULES[type(rule)](Scores(s, x, peak, perfect), rule, r)
+    found = _RULES[type(rule)](Scores(s, x, peak, perfect), rule, r)
+    w = found.k
     if not finite:
         w = torch.where(peak.isnan(), peak, w).masked_fill(peak == -math.inf, 0.0)
     mass = w.sum(-1, keepdim=True)
     w = w.div_(mass.clamp_min(torch.finfo(w.dtype).tiny))
-    return w, Row(peak, reach, mass, edge)
+    norm = found.norm
+    if norm is None:
+        sloped = (found.reach > 0) & (mass > 0) & (r > 0)
+        norm = torch.where(sloped, found.reach * mass ** (1 / _positive(r)), math.inf)
+    return w, Row(peak, found.reach, norm, found.edge)
 
 
 class Scores(NamedTuple):
@@ -75,17 +80,32 @@ class Scores(NamedTuple):
     perfect: Tensor | float
 
 
-Found = tuple[Tensor, Tensor, Tensor | None]  # K of each key (1 at the best one), ρ, edge
+class Found(NamedTuple):
+    """What a rule makes of them."""
+
+    k: Tensor  # (..., K) the weights but for a factor
+    reach: Tensor  # (..., 1)
+    norm: Tensor | None = None  # (..., 1), where the rule knows it
+    edge: Tensor | None = None  # (..., 1)
 
 
 def _powers(x: Tensor, reach: Tensor, r: Order) -> tuple[Tensor, Tensor]:
-    """(K, K/y) with y = (1 + x/ρ)₊ and K = y^r; the second is the slope of K up to a factor."""
+    """(y^r, y^(r−1)) with y = (1 + x/ρ)₊; the second is 0 off the support also for r = 1."""
     y = (x / reach).clamp_min_(-1.0)
-    if not isinstance(r, Tensor) and r in WHOLE:
-        y = y.add_(1.0)
-        return (y, y.sign()) if r == 1 else (y * y, y) if r == 2 else (y * y * y, y * y)
-    k = _exp(y.log1p().mul_(r))  # log1p keeps its digits when r is large and y near 1
-    return k, k / y.add_(1.0).clamp_min_(torch.finfo(y.dtype).tiny)
+    if isinstance(r, float) and r in WHOLE:
+        return _whole_powers(y.add_(1.0), r)
+    # log1p keeps its digits when r is large and y near 1; exp2 is fast where exp, which may underflow, is not
+    slope = y.log1p().mul_(_positive(r - 1.0) / math.log(2)).exp2_()
+    return torch.addcmul(slope, y, slope), slope
+
+
+def _whole_powers(y: Tensor, r: float) -> tuple[Tensor, Tensor]:
+    return (y, y.sign()) if r == 1 else (y * y, y) if r == 2 else (y * y * y, y * y)
+
+
+def _positive(x: Order) -> Order:
+    """x ≥ 0 kept from being 0, so that x · ∞ is ∞."""
+    return x.clamp_min(1e-30) if isinstance(x, Tensor) else max(x, 1e-30)
 
 
 def _exp(x: Tensor) -> Tensor:
@@ -99,28 +119,37 @@ def _normalising(scores: Scores, rule: Rule, r: Order) -> Found:
     Newton on φ(ρ) = ‖(ρ + x)₊‖_r = r. φ is convex and increasing, so from ρ = r (where the best
     key alone has weight 1) the iterates fall monotonically on the root. φ is nearly linear, so a
     handful is enough; for r = 1 it is piecewise linear and the last iterate is exact. Rows stop
-    one by one, so that an answer does not hang on how hard the neighbouring rows are.
+    one by one, so that an answer does not hang on how hard the neighbouring rows are. The last
+    step, of a few ulp, is made on the weights.
     """
-    if not isinstance(r, Tensor) and r == math.inf:
-        return _exp(scores.x), torch.full_like(scores.peak, math.inf), None
+    if isinstance(r, float) and r == math.inf:
+        return Found(_exp(scores.x), torch.full_like(scores.peak, math.inf), scores.peak)
+    whole = r if isinstance(r, float) and r in WHOLE else None
     reach = torch.zeros_like(scores.peak) + r
     enough = 4 * torch.finfo(reach.dtype).eps
     for turn in range(1, MOST_TURNS + 1):
-        w, slope = _powers(scores.x, reach, r)
-        mass = w.sum(-1, keepdim=True)
-        step = mass * (reach - r * mass ** (-1 / r)) / slope.sum(-1, keepdim=True)
+        k, slope = _powers(scores.x, reach, r) if whole is None else _whole_powers((scores.x + reach).clamp_min_(0.0), whole)
+        unit = reach if whole is None else 1.0  # k = [(ρ + x)/unit]₊^r
+        mass, slopes = k.sum(-1, keepdim=True), slope.sum(-1, keepdim=True)
+        step = mass * (unit - r * mass ** (-1 / r)) / slopes
         moving = step.abs() > enough * reach  # rounding can carry a step just past a small root
         if turn == MOST_TURNS or not bool(moving.any()):
             break
-        reach = torch.where(moving, reach - step, reach)
-    return w, reach, None
+        reach = torch.where(moving, _shorten(reach, step), reach)
+    k = k.addcmul(slope, step * (-r / unit)).clamp_min_(0.0)
+    return Found(k, reach - step, torch.zeros_like(reach) + r)
+
+
+def _shorten(reach: Tensor, step: Tensor) -> Tensor:
+    """ρ − step, kept positive where the root is smaller than the rounding of ρ."""
+    return torch.maximum(reach - step, reach * torch.finfo(reach.dtype).eps)
 
 
 def _anchored(scores: Scores, rule: Rule, r: Order) -> Found:
     """ρ = b (paper Eq. 11)."""
     assert isinstance(rule, Anchored)
     reach = torch.full_like(scores.peak, rule.b)
-    return _above(scores.x, reach, r), reach, None
+    return Found(_above(scores.x, reach, r), reach)
 
 
 def _fixed(scores: Scores, rule: Rule, r: Order) -> Found:
@@ -130,7 +159,7 @@ def _fixed(scores: Scores, rule: Rule, r: Order) -> Found:
     reach = (scores.peak - theta).clamp_max(torch.finfo(scores.x.dtype).max)
     w = (scores.s > theta).to(reach.dtype) if r == 0 else _above(scores.x, reach, r)
     w = torch.where(reach > 0, w, (scores.s > -math.inf).to(reach.dtype))
-    return w, reach, None
+    return Found(w, reach)
 
 
 def _above(x: Tensor, reach: Tensor, r: Order) -> Tensor:
@@ -158,7 +187,7 @@ def _nearest(scores: Scores, rule: Rule, r: Order) -> Found:
     edge = torch.where(tie & inside, position, -1).amax(-1, keepdim=True).clamp_min(0)
     reach = torch.where(peak == theta, 0.0, (peak - theta).clamp_max(torch.finfo(s.dtype).max))
     w = torch.ones_like(s) if r == 0 else _exp(scores.x) if r == math.inf else _above(scores.x, reach, r)
-    return w.mul_(inside), reach, edge
+    return Found(w.mul_(inside), reach, edge=edge)
 
 
 _RULES: dict[type[Rule], Callable[[Scores, Rule, Order], Found]] = {
@@ -180,17 +209,17 @@ class Pull(NamedTuple):
     r: Tensor | None  # (..., 1), used for a learned order
 
 
-def pull(w: Tensor, dw: Tensor, row: Row, rule: Rule, r: Order) -> Pull:
+def pull(w: Tensor, dw: Tensor, norm: Tensor, edge: Tensor | None, rule: Rule, r: Order) -> Pull:
     """Gradient with respect to the scores, from the weights alone.
 
     ds = a ⊙ (dw − c) with a_i = K'(s_i − θ)/Z, and c = Σ a dw / Σ a where the rule keeps Σ w = 1
     by moving θ, else c = Σ w dw. What θ itself receives, −Σ ds, goes to whatever sets it: the
     best key(s), the k-th key, or the score of a perfect match.
     """
-    if w.shape[-1] == 0 or (not isinstance(r, Tensor) and r == 0):
-        zero = torch.zeros_like(row.reach) if isinstance(rule, Fixed) else None
-        return Pull(torch.zeros_like(w), zero, torch.zeros_like(row.reach))  # a step has no slope
-    a = _slope(w, row, r)
+    if w.shape[-1] == 0 or (isinstance(r, float) and r == 0):
+        zero = torch.zeros_like(norm) if isinstance(rule, Fixed) else None
+        return Pull(torch.zeros_like(w), zero, torch.zeros_like(norm))  # a step has no slope
+    a = _slope(w, norm, rule, r)
     if isinstance(rule, Normalising):
         centre = (a * dw).sum(-1, keepdim=True) / a.sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
         dr = (_order_slope(w, r) * (dw - centre)).sum(-1, keepdim=True) if isinstance(r, Tensor) else None
@@ -200,24 +229,24 @@ def pull(w: Tensor, dw: Tensor, row: Row, rule: Rule, r: Order) -> Pull:
     dtheta = -ds.sum(-1, keepdim=True)
     if isinstance(rule, Fixed):
         return Pull(ds, dtheta, None)
-    if row.edge is not None:
-        return Pull(ds.scatter_add(-1, row.edge, dtheta), None, None)
+    if edge is not None:
+        return Pull(ds.scatter_add(-1, edge, dtheta), None, None)
     best = (w == w.amax(-1, keepdim=True)) & (w > 0)
     return Pull(ds + best * (dtheta / best.sum(-1, keepdim=True).clamp_min(1)), None, None)
 
 
-def _slope(w: Tensor, row: Row, r: Order) -> Tensor:
-    """a_i = ∂w_i/∂s_i at fixed θ and Z: (r/ρ) Z^(−1/r) w_i^(1−1/r); for the Gaussian w_i itself."""
-    if not isinstance(r, Tensor) and r == math.inf:
+def _slope(w: Tensor, norm: Tensor, rule: Rule, r: Order) -> Tensor:
+    """a_i = ∂w_i/∂s_i at fixed θ and Z: (r / ‖(ρ + x)₊‖_r) w_i^(1−1/r); for the Gaussian w_i itself."""
+    if isinstance(r, float) and r == math.inf:
         return w.clone()
-    factor = r / row.reach.clamp_min(torch.finfo(w.dtype).tiny) * row.mass.clamp_min(1.0) ** (-1 / r)
-    return _root_of(w, r).mul_(torch.where(row.reach > 0, factor, 0.0))
+    a = _root_of(w, r)
+    return a if isinstance(rule, Normalising) else a.mul_(r / norm)  # the norm is r where Σ w = 1
 
 
 def _root_of(w: Tensor, r: Order) -> Tensor:
     """w^(1−1/r), and 0 at 0 also for r = 1. Logarithms and roots of 0 are slow on a CPU: none is taken."""
     v = w.clamp_min(torch.finfo(w.dtype).tiny)
-    if not isinstance(r, Tensor) and r in (1.0, 2.0):
+    if isinstance(r, float) and r in (1.0, 2.0):
         return w / v if r == 1 else v.rsqrt_().mul_(w)
     return v.log2_().mul_(-1 / r).exp2_().mul_(w)
 
@@ -367,7 +396,7 @@ def estimate_backward(
         s = score(qb, kb, scale, view, block)
         w, row = weigh(s, rule, order, factor)
         dv[block.b, block.h, block.k] += w.mT @ dob
-        ds, dperfect, dorder = pull(w, dob @ vb.mT, row, rule, order)
+        ds, dperfect, dorder = pull(w, dob @ vb.mT, row.norm, row.edge, rule, order)
         if dbias is not None:
             part = block.of_scores(dbias)
             part += ds.sum_to_size(part.shape)
@@ -391,29 +420,31 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 # -- weights of a whole tensor of scores ---------------------------------------------------------
 
 
-def weigh_all(s: Tensor, rule: Rule, r: Order, perfect: Tensor | None) -> tuple[Tensor, Row]:
-    """`weigh` over (N, K) scores, a block of rows at a time; r and perfect are numbers or (N, 1)."""
+def weigh_all(s: Tensor, rule: Rule, r: Order, perfect: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """`weigh` over (N, K) scores, a block of rows at a time; r and perfect are numbers or (N, 1).
+
+    Returns the weights, and the norm and edge of each row, which are all that `pull` needs.
+    """
     w = torch.empty_like(s)
-    peak, reach, mass = (s.new_empty((len(s), 1)) for _ in range(3))
+    norm = s.new_empty((len(s), 1))
     edge = s.new_zeros((len(s), 1), dtype=torch.long) if isinstance(rule, Nearest) else None
     for part in row_blocks(s):
         given = 1.0 if perfect is None else perfect[part]
-        block, row = weigh(s[part], rule, r[part] if isinstance(r, Tensor) else r, given)
-        w[part] = block
-        peak[part], reach[part], mass[part] = row.peak, row.reach, row.mass
+        w[part], row = weigh(s[part], rule, r[part] if isinstance(r, Tensor) else r, given)
+        norm[part] = row.norm
         if edge is not None and row.edge is not None:
             edge[part] = row.edge
-    return w, Row(peak, reach, mass, edge)
+    return w, norm, edge
 
 
-def pull_all(w: Tensor, dw: Tensor, row: Row, rule: Rule, r: Order) -> Pull:
+def pull_all(w: Tensor, dw: Tensor, norm: Tensor, edge: Tensor | None, rule: Rule, r: Order) -> Pull:
     """`pull` over (N, K) weights, a block of rows at a time."""
     ds = torch.empty_like(w)
-    dperfect = torch.zeros_like(row.reach) if isinstance(rule, Fixed) else None
-    dr = torch.zeros_like(row.reach) if isinstance(r, Tensor) else None
+    dperfect = torch.zeros_like(norm) if isinstance(rule, Fixed) else None
+    dr = torch.zeros_like(norm) if isinstance(r, Tensor) else None
     for part in row_blocks(w):
-        own = Row(row.peak[part], row.reach[part], row.mass[part], None if row.edge is None else row.edge[part])
-        got = pull(w[part], dw[part], own, rule, r[part] if isinstance(r, Tensor) else r)
+        own = None if edge is None else edge[part]
+        got = pull(w[part], dw[part], norm[part], own, rule, r[part] if isinstance(r, Tensor) else r)
         ds[part] = got.s
         for whole, value in ((dperfect, got.perfect), (dr, got.r)):
             if whole is not None and value is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, overload
+from typing import NamedTuple, TypeGuard, overload
 
 import torch
 from torch import Tensor
@@ -92,11 +92,15 @@ class Found(NamedTuple):
 def _powers(x: Tensor, reach: Tensor, r: Order) -> tuple[Tensor, Tensor]:
     """(y^r, y^(r−1)) with y = (1 + x/ρ)₊; the second is 0 off the support also for r = 1."""
     y = (x / reach).clamp_min_(-1.0)
-    if isinstance(r, float) and r in WHOLE:
+    if _is_whole(r):
         return _whole_powers(y.add_(1.0), r)
     # log1p keeps its digits when r is large and y near 1; exp2 is fast where exp, which may underflow, is not
     slope = y.log1p().mul_(_positive(r - 1.0) / math.log(2)).exp2_()
     return torch.addcmul(slope, y, slope), slope
+
+
+def _is_whole(r: Order) -> TypeGuard[float]:
+    return isinstance(r, float) and r in WHOLE
 
 
 def _whole_powers(y: Tensor, r: float) -> tuple[Tensor, Tensor]:
@@ -124,20 +128,46 @@ def _normalising(scores: Scores, rule: Rule, r: Order) -> Found:
     """
     if isinstance(r, float) and r == math.inf:
         return Found(_exp(scores.x), torch.full_like(scores.peak, math.inf), scores.peak)
-    whole = r if isinstance(r, float) and r in WHOLE else None
     reach = torch.zeros_like(scores.peak) + r
-    enough = 4 * torch.finfo(reach.dtype).eps
+    near = scores.x if _is_whole(r) else _near(scores.x, reach)
     for turn in range(1, MOST_TURNS + 1):
-        k, slope = _powers(scores.x, reach, r) if whole is None else _whole_powers((scores.x + reach).clamp_min_(0.0), whole)
-        unit = reach if whole is None else 1.0  # k = [(ρ + x)/unit]₊^r
-        mass, slopes = k.sum(-1, keepdim=True), slope.sum(-1, keepdim=True)
-        step = mass * (unit - r * mass ** (-1 / r)) / slopes
-        moving = step.abs() > enough * reach  # rounding can carry a step just past a small root
+        k, slope, step = _newton(near, reach, r)
+        moving = step.abs() > 4 * torch.finfo(reach.dtype).eps * reach  # rounding can carry a step past a small root
         if turn == MOST_TURNS or not bool(moving.any()):
             break
         reach = torch.where(moving, _shorten(reach, step), reach)
+    if near is not scores.x:
+        k, slope, step = _newton(scores.x, reach, r)
+    unit = 1.0 if _is_whole(r) else reach
     k = k.addcmul(slope, step * (-r / unit)).clamp_min_(0.0)
     return Found(k, reach - step, torch.zeros_like(reach) + r)
+
+
+def _newton(x: Tensor, reach: Tensor, r: Order) -> tuple[Tensor, Tensor, Tensor]:
+    """(k, its slope, the step to take off ρ) with k = [(ρ + x)/unit]₊^r; unit is 1 for a whole r, else ρ."""
+    if _is_whole(r):
+        k, slope = _whole_powers((x + reach).clamp_min_(0.0), r)
+    else:
+        k, slope = _powers(x, reach, r)
+    unit = 1.0 if _is_whole(r) else reach
+    mass = k.sum(-1, keepdim=True)
+    return k, slope, mass * (unit - r * mass ** (-1 / r)) / slope.sum(-1, keepdim=True)
+
+
+def _near(x: Tensor, reach: Tensor) -> Tensor:
+    """The keys with x > −ρ, packed to the left of shorter rows, if that at least halves them: no other has weight."""
+    inside = x > -reach
+    counts = inside.sum(-1, keepdim=True)
+    most = int(counts.max()) if counts.numel() else 0
+    if 2 * most > x.shape[-1]:
+        return x
+    place = inside.flatten().nonzero()[:, 0]
+    row = place.div(x.shape[-1], rounding_mode="floor")
+    counts = counts.flatten()
+    column = torch.arange(len(place), device=x.device) - (counts.cumsum(0) - counts)[row]
+    near = x.new_full((counts.numel(), most), -math.inf)
+    near[row, column] = x.flatten()[place]
+    return near.view(*x.shape[:-1], most)
 
 
 def _shorten(reach: Tensor, step: Tensor) -> Tensor:

@@ -129,7 +129,8 @@ def _normalising(scores: Scores, rule: Rule, r: Order) -> Found:
     if isinstance(r, float) and r == math.inf:
         return Found(_exp(scores.x), torch.full_like(scores.peak, math.inf), scores.peak)
     reach = torch.zeros_like(scores.peak) + r
-    near = scores.x if _is_whole(r) else _near(scores.x, reach)
+    # only below 2 are turns so many and the keys within r so few that packing them pays
+    near = _near(scores.x, reach) if isinstance(r, float) and 1 < r < 2 else scores.x
     for turn in range(1, MOST_TURNS + 1):
         k, slope, step = _newton(near, reach, r)
         moving = step.abs() > 4 * torch.finfo(reach.dtype).eps * reach  # rounding can carry a step past a small root

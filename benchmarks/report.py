@@ -27,6 +27,10 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def ms(row: Row, who: str, what: str = "median") -> str:
+    return f"{float(row[f'{who}_{what}_ms']):.1f}"
+
+
 def weights_table() -> str:
     header = [
         "kernel",
@@ -45,8 +49,8 @@ def weights_table() -> str:
         [
             [
                 f"`{row['kernel']}`",
-                f"{row['ours_median_ms']} ({row['ours_p20_ms']}–{row['ours_p80_ms']})",
-                f"{row['peer_median_ms']} ({row['peer_p20_ms']}–{row['peer_p80_ms']})",
+                f"{ms(row, 'ours')} ({ms(row, 'ours', 'p20')}–{ms(row, 'ours', 'p80')})",
+                f"{ms(row, 'peer')} ({ms(row, 'peer', 'p20')}–{ms(row, 'peer', 'p80')})",
                 f"`{row['peer']}`",
                 f"**{row['ratio']}**",
                 f"≤ {row['goal']}",
@@ -87,7 +91,7 @@ page from the newest. Ours and the peer take turns in one process. `make bench` 
 
 Scores {weights["shape"]}, {weights["dtype"]}, N(0, 1); forward + backward, median and (20th–80th percentile)
 of a call. Errors are relative to the package's own functions in
-float64. `softmax` of PyTorch takes {weights["softmax_median_ms"]} ms here.
+float64. `softmax` of PyTorch takes {ms(weights, "softmax")} ms here.
 
 {weights_table()}
 
@@ -109,8 +113,8 @@ def readme_section() -> str:
     rows = [
         [
             f"`{row['kernel']}`",
-            row["ours_median_ms"],
-            f"{row['peer_median_ms']} (`{row['peer']}`)",
+            ms(row, "ours"),
+            f"{ms(row, 'peer')} (`{row['peer']}`)",
             f"{1 / float(row['ratio']):.1f} ×",
         ]
         for row in measured

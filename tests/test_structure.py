@@ -69,3 +69,10 @@ def test_every_row_of_the_equations_names_functions_and_tests_that_exist():
 def test_every_page_with_measured_numbers_is_written_from_the_result_files():
     for path, text in report.pages().items():
         assert path.read_text() == text, f"{path.name} differs from its data; run python -m benchmarks.report"
+
+
+def test_the_code_in_the_readme_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 2
+    for block in blocks:
+        exec(block, {})

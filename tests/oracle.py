@@ -1,6 +1,6 @@
 """An independent oracle: the weights of rows of scores, and their gradient, from the equations of the paper.
 
-Every kernel is w_i = K(s_i − θ) / Z (DESIGN.md). θ comes from sorting and closed forms (r = 1, 2, nearest k), from a
+Every kernel is w_i = K(s_i − θ) / Z (docs/equations.md). θ comes from sorting and closed forms (r = 1, 2, nearest k), from a
 bracketed root of ln Σ K = 0 (other r), or from the definition. Nothing is shared with compactattn but the kernel objects.
 Numbers are float64, or numpy.longdouble for float64 scores, so that the oracle is more exact than what it judges.
 
@@ -171,9 +171,15 @@ class Truth:
         return found
 
 
+def order(kernel):
+    """r, also of a kernel that learns it."""
+    alpha = kernel.profile.alpha
+    return kernel.profile.r if alpha is None else 1 / (alpha.double().item() - 1)
+
+
 def judge(rows: Rows, kernel: Kernel, perfect: float = 1.0) -> Truth:
     """The truth about rows of scores under a kernel; `perfect` is the score of a perfect match."""
-    r, rule = float(kernel.profile.r), kernel.rule
+    r, rule = order(kernel), kernel.rule
     frame = rows.raw if r == 0 and isinstance(rule, Fixed | Nearest) else rows.bounded
     with np.errstate(all="ignore"):
         if isinstance(rule, Fixed):

@@ -19,6 +19,7 @@ from compactattn import (
     gaussian,
     parse,
     reference,
+    rows,
     weights,
 )
 from compactattn.kernels import Fixed, encode
@@ -89,7 +90,7 @@ def gradients(out, inputs, seed=1):
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 9), (9, 9), (13, 6)])
 def test_attend_is_its_definition_in_output_and_every_gradient(kernel, mask, queries, keys, monkeypatch):
-    monkeypatch.setattr(reference, "BLOCK", 20)  # many blocks: samples, heads and queries are all cut
+    monkeypatch.setattr(rows, "CPU_BLOCK", 20)  # many blocks: samples, heads and queries are all cut
     q, k, v = draw(queries, keys)
     scale = torch.tensor([0.2, 0.7, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
     seen = MASKS[mask](queries, keys)
@@ -223,7 +224,7 @@ def test_attend_to_no_keys_or_no_queries_at_all(kernel):
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_the_future_is_invisible_and_the_newest_legal_key_is_not(kernel, offset, dtype, monkeypatch):
-    monkeypatch.setattr(reference, "BLOCK", 600)
+    monkeypatch.setattr(rows, "CPU_BLOCK", 600)
     q, k, v = (x.detach() for x in draw(31, 31, dtype=dtype))
     before = attend(q, k, v, kernel, mask=Causal(offset))
     t = 17
@@ -309,14 +310,14 @@ def test_the_answer_does_not_depend_on_the_blocks(kernel, monkeypatch):
     q, k, v = draw(23, 23)
     s = torch.randn(40, 23, dtype=torch.float64)
     whole, all_weights = attend(q, k, v, kernel, mask=Causal(1)), weights(s, kernel)
-    monkeypatch.setattr(reference, "BLOCK", 30)
+    monkeypatch.setattr(rows, "CPU_BLOCK", 30)
     torch.testing.assert_close(attend(q, k, v, kernel, mask=Causal(1)), whole, rtol=1e-12, atol=1e-13)
     torch.testing.assert_close(weights(s, kernel), all_weights, rtol=1e-14, atol=1e-15)
 
 
 def test_memory_grows_with_the_block_and_not_with_the_square(monkeypatch):
     """The largest tensor made inside is one block, forward and backward."""
-    monkeypatch.setattr(reference, "BLOCK", 2**14)
+    monkeypatch.setattr(rows, "CPU_BLOCK", 2**14)
     largest = 0
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):
@@ -350,8 +351,8 @@ def test_opcheck(kernel):
         torch.library.opcheck(attention._attend, inputs)
     s = torch.randn(6, 9, requires_grad=True)
     perfect = torch.ones(6, 1, requires_grad=True) if code[1] == "fixed" else None
-    rows = None if orders is None else (1 + torch.rand(6, 1)).requires_grad_()
-    torch.library.opcheck(attention._weights, (s, perfect, rows, *code))
+    row_orders = None if orders is None else (1 + torch.rand(6, 1)).requires_grad_()
+    torch.library.opcheck(attention._weights, (s, perfect, row_orders, *code))
 
 
 def test_torch_compile_sees_one_graph_at_any_length():

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from compactattn import Kernel, Normalising, entmax, parse, weights
-from oracle import WIDER, Rows, Truth, judge
+from oracle import WIDER, Rows, Truth, judge, order
 
 TEXTS = (
     "gaussian", "epanechnikov", "biweight", "triweight",
@@ -345,7 +345,7 @@ def test_gradients_agree_with_the_chain_rule(name, dtype):
 
 # -- the oracle itself ---------------------------------------------------------------------------
 
-NORMALISING = [name for name, kernel in KERNELS.items() if isinstance(kernel.rule, Normalising) and kernel.profile.r < math.inf]
+NORMALISING = [name for name, kernel in KERNELS.items() if isinstance(kernel.rule, Normalising) and order(kernel) < math.inf]
 
 
 def exactly(x):
@@ -357,7 +357,7 @@ def exactly(x):
 def test_the_oracle_is_more_exact_than_what_it_judges(name):
     """Σ [(ρ + x)/r]₊^r passes 1 within a few ulp of the oracle's ρ, in 50 digits, and the weights follow."""
     kernel = KERNELS[name]
-    r, slack = Decimal(kernel.profile.r), Decimal(2) ** (-60 if WIDER else -49)
+    r, slack = Decimal(order(kernel)), Decimal(2) ** (-60 if WIDER else -49)
     for s, rows, kinds in fuzzed(torch.float64):
         truth = judge(rows, kernel)
         plain = ~(truth.frame.empty | truth.nan)[:, 0] & (s < math.inf).all(-1).numpy()
@@ -386,7 +386,7 @@ def test_the_chain_rule_of_the_oracle_is_the_derivative_of_its_weights(name):
     rows = Rows(torch.tensor(s))
     truth = judge(rows, kernel)
     ds, dperfect = truth.pull(dw)
-    alpha = 1 + 1 / float(kernel.profile.r) if truth.r else 0.0
+    alpha = 1 + 1 / order(kernel) if truth.r else 0.0
     changes = {"scores": ([judge(Rows(end), kernel) for end in ends], (ds * moved).sum(-1))}
     if truth.rule == "fixed":
         changes["perfect"] = [judge(rows, kernel, 1 + sign * step) for sign in (1, -1)], dperfect[:, 0] * step

@@ -73,8 +73,11 @@ def test_compact_says_whether_zeros_are_possible():
     ("text", "words"),
     [
         ("sparsmax", ["'sparsmax'", "did you mean 'sparsemax'", "topk_uniform"]),
-        ("bi-weight", ["unknown kernel", "biweight"]),
-        ("", ["unknown kernel", "gaussian"]),
+        ("bi-weight", ["does not read as name or name(arguments)", "biweight"]),
+        ("", ["does not read as name", "gaussian"]),
+        ("entmax(1.5", ["does not read as name or name(arguments)"]),
+        ("relumax(r=1, r=2)", ["gives r twice"]),
+        ("relumax(r=1e400)", ["'1e400' is not a number in range"]),
         ("entmax", ["entmax takes (alpha | r=)"]),
         ("entmax(1)", ["alpha = 1", "1 < alpha ≤ 2", "gaussian()"]),
         ("entmax(2.5)", ["2.5", "1 < alpha ≤ 2"]),
@@ -107,17 +110,19 @@ def test_bad_objects_are_refused():
         Profile(math.nan)
     with pytest.raises(ValueError, match="whole number"):
         topk_softmax(True)
-    with pytest.raises(TypeError, match="named by text"):
+    with pytest.raises(TypeError, match="Kernel or its text"):
         parse(3)
+    with pytest.raises(TypeError, match=r"call it, as in topk_softmax\(k\)"):
+        parse(topk_softmax)
     with pytest.raises(ValueError, match="only a normalising kernel"):
-        Kernel(Profile(torch.tensor([1.0, 2.0])), Anchored())
+        Kernel(Profile(0, torch.tensor([1.5, 2.0])), Anchored())
     with pytest.raises(ValueError, match=r"shape \(\) or \(heads,\)"):
-        Profile(torch.ones(2, 2))
+        Profile(0, torch.ones(2, 2))
 
 
 def test_a_learned_alpha_is_checked_where_that_is_free():
     assert entmax(torch.tensor([1.5, 2.0])).learned
     assert str(entmax(torch.tensor(1.5))) == "entmax(alpha)"
-    for bad in ([1.5, 1.0], [2.1], [math.nan]):
-        with pytest.raises(ValueError, match="outside 1 < alpha ≤ 2"):
+    for bad in ([1.5, 0.9], [2.1], [math.nan]):
+        with pytest.raises(ValueError, match="outside 1 ≤ alpha ≤ 2"):
             entmax(torch.tensor(bad))

@@ -68,10 +68,10 @@ def test_alibi_has_the_published_slopes_and_measures_from_the_query():
 @pytest.mark.parametrize(
     ("mask", "words"),
     [
-        (Padding([1, 2, 3]), "needs 2 whole keys lengths"),
+        (Padding([1, 2, 3]), "needs 2 key lengths"),
         (Padding([1, 9]), "must lie in 0..5"),
         (Padding([1, -1]), "must lie in 0..5"),
-        (Padding([1, 2], queries=[1]), "needs 2 whole queries lengths"),
+        (Padding([1, 2], queries=[1]), "needs 2 query lengths"),
         (Packed([2, 2]), "sum to 5, got"),
         (Packed([6, -1]), "sum to 5, got"),
         (Packed([2, 3], queries=[4]), "one length each"),

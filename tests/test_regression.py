@@ -461,7 +461,7 @@ def test_blocks_bound_the_memory_and_leave_the_answer(kernel, monkeypatch):
         return cdist(a, b, metric)
 
     monkeypatch.setattr(regression, "cdist", watched)
-    monkeypatch.setattr(regression, "BLOCK", 350)
+    monkeypatch.setattr(regression, "CPU_BLOCK", 350)
     parts = CompactKernelRegressor(kernel).fit(X, y)
     np.testing.assert_allclose(parts.loo_scores_, whole.loo_scores_, rtol=1e-13)
     assert parts.bandwidth_ == whole.bandwidth_
@@ -469,7 +469,7 @@ def test_blocks_bound_the_memory_and_leave_the_answer(kernel, monkeypatch):
     for got, want in zip(parts.neighbourhood(queries()), whole.neighbourhood(queries()), strict=True):
         np.testing.assert_array_equal(got, want)
     assert largest == 350
-    monkeypatch.setattr(regression, "BLOCK", 1)  # one row is the least
+    monkeypatch.setattr(regression, "CPU_BLOCK", 1)  # one row is the least
     assert_close(whole.predict(queries()), parts.predict(queries()))
 
 
@@ -493,7 +493,7 @@ def test_the_training_data_are_copied():
         ({"kernel": 3}, TypeError, "named by text, got int"),
         ({"kernel": biweight}, TypeError, "named by text, got function"),
         ({"kernel": entmax(torch.tensor(1.5))}, ValueError, "learned order.*give a number, as in 'entmax"),
-        ({"kernel": Kernel(Profile(torch.ones(2)), Normalising())}, ValueError, "learned order"),
+        ({"kernel": Kernel(Profile(0, torch.tensor([1.5, 2.0])), Normalising())}, ValueError, "learned order"),
         ({"bandwidth": 0.0}, ValueError, r"bandwidth=0.0 must be a positive number from 1e-75 to 1e\+75, or 'loo'"),
         ({"bandwidth": -1}, ValueError, "bandwidth=-1 must be"),
         ({"bandwidth": math.nan}, ValueError, "bandwidth=nan must be"),

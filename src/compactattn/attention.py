@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from compactattn import reference
-from compactattn.kernels import RULES, Fixed, Kernel, Nearest, decode_rule, encode, parse
-from compactattn.masks import MaskLike, View, resolve
-from compactattn.reference import accumulator
+from compactattn import reference, rows
+from compactattn.kernels import RULES, Fixed, Kernel, Nearest, decode_rule, encode, parse, values_are_free
+from compactattn.masks import Mask, MaskLike, View, resolve
+from compactattn.rows import accumulator
 
 log = logging.getLogger("compactattn")
 
@@ -30,7 +30,7 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 class Readout(NamedTuple):
     """What a compact kernel can tell about each query, (B, H, Q); no gradient flows through it."""
 
-    threshold: Tensor  # θ: keys with s > θ have weight; +inf where no key is legal, −inf for the dense Gaussian
+    threshold: Tensor  # θ: no key with s < θ has weight; +inf where no key is legal, −inf for the dense Gaussian
     bandwidth: Tensor  # h = √(2 − 2θ/scale) on unit vectors (Prop. 1); for the dense Gaussian 1/√scale
     support: Tensor  # number of keys with non-zero weight; all legal ones where a fixed kernel reached none
 
@@ -61,7 +61,8 @@ def attend(
     o = Σ_i w_i v_i with w = kernel(scale · q·k + bias). A query with no legal key returns exactly 0.
 
     Args:
-        q: queries (B, H, Q, D), D at most 256, in fp16, bf16, fp32 or fp64.
+        q: queries (B, H, Q, D), D at most 256, in fp16, bf16, fp32 or fp64. Heads come before time: a model that
+            holds (B, T, H, D) passes q.transpose(1, 2).
         k: keys (B, H', K, D); H' divides H, and each key head serves H/H' query heads.
         v: values (B, H', K, Dv).
         kernel: a Kernel such as `biweight()`, or its text, such as "relumax(r=2)".
@@ -80,9 +81,8 @@ def attend(
     _check_tensors(q, k, v)
     _check_backend(backend, q)
     batch, heads, queries, dim = q.shape
-    work = accumulator(q.dtype)
-    beta = _per_head("scale", 1 / math.sqrt(dim) if scale is None else scale, heads, work, q.device)
-    orders = _per_head("alpha", kernel.profile.r, heads, work, q.device) if isinstance(kernel.profile.r, Tensor) else None
+    beta = _per_head("scale", 1 / math.sqrt(dim) if scale is None else scale, heads, q)
+    orders = _orders(kernel, heads, q)
     view = resolve(mask, (batch, heads, queries, k.shape[2]), q.device)
     out, threshold, support = _attend(
         q, k, v, beta, view.at, view.lo, view.hi, view.allowed, view.bias, view.slopes,
@@ -97,8 +97,8 @@ def weights(scores: Tensor, kernel: Kernel | str = "biweight", *, scale: float |
     """Attention weights of scores along `dim`: each row on the simplex, with exact zeros.
 
     w = kernel(scale · scores), in the dtype of the scores; −inf marks an illegal key, and a row of
-    nothing else returns zeros. `scale`, like a tensor alpha, has shape () or (H,), where H is the
-    third-last dimension once `dim` is last; kernels of fixed bandwidth read it as 1/h².
+    nothing else returns zeros. `scale`, like a tensor alpha, has shape () or (H,), where the heads H are
+    the third-last dimension once `dim` is last; kernels of fixed bandwidth read it as 1/h².
     """
     kernel = _kernel(kernel)
     if not isinstance(scores, Tensor) or scores.dtype not in DTYPES:
@@ -109,22 +109,20 @@ def weights(scores: Tensor, kernel: Kernel | str = "biweight", *, scale: float |
     if dim not in (-1, scores.ndim - 1):
         return weights(scores.movedim(dim, -1), kernel, scale=scale).movedim(-1, dim)
     heads = scores.shape[-3] if scores.ndim >= 3 else 1
-    work = accumulator(scores.dtype)
+    s = scores.to(accumulator(scores.dtype))
+    beta, orders = _per_head("scale", scale, heads, s), _orders(kernel, heads, s)
 
-    def spread(name: str, x: float | Tensor) -> Tensor:
-        """(..., 1), broadcasting to the rows."""
-        x = _per_head(name, x, heads, work, scores.device)
-        return x[:, None, None] if scores.ndim >= 3 else x
+    def spread(x: Tensor) -> Tensor:
+        """(..., 1): one number for each row."""
+        return (x[:, None, None] if scores.ndim >= 3 else x).expand(*scores.shape[:-1], 1)
 
-    rows = (*scores.shape[:-1], 1)
-    perfect = spread("scale", scale).expand(rows).reshape(-1, 1) if isinstance(kernel.rule, Fixed) else None
-    orders = spread("alpha", kernel.profile.r).expand(rows).reshape(-1, 1) if isinstance(kernel.profile.r, Tensor) else None
-    s = scores.to(work)
+    perfect = spread(beta).reshape(-1, 1) if isinstance(kernel.rule, Fixed) else None
     if isinstance(scale, Tensor) or scale != 1.0:
         illegal = s == -math.inf  # 0 · −inf would make the gradient of the scale NaN
-        s = (s.masked_fill(illegal, 0.0) * spread("scale", scale)).masked_fill(illegal, -math.inf)
-    s = s.flatten(0, -2) if scores.ndim > 1 else s[None]
-    return _weights(s, perfect, orders, *encode(kernel))[0].reshape(scores.shape).to(scores.dtype)
+        s = (s.masked_fill(illegal, 0.0) * spread(beta)).masked_fill(illegal, -math.inf)
+    flat = s.flatten(0, -2) if scores.ndim > 1 else s[None]
+    w = _weights(flat, perfect, None if orders is None else spread(orders).reshape(-1, 1), *encode(kernel))[0]
+    return w.reshape(scores.shape).to(scores.dtype)
 
 
 # -- operators -----------------------------------------------------------------------------------
@@ -161,9 +159,9 @@ def _attend(
 
 @_attend.register_fake
 def _(q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, readout):  # type: ignore[no-untyped-def]
-    rows = q.shape[:3] if readout else (0, 0, 0)
+    shape = q.shape[:3] if readout else (0, 0, 0)
     out = q.new_empty((*q.shape[:3], v.shape[3]))
-    return out, q.new_empty(rows, dtype=accumulator(q.dtype)), q.new_empty(rows, dtype=torch.int32)
+    return out, q.new_empty(shape, dtype=accumulator(q.dtype)), q.new_empty(shape, dtype=torch.int32)
 
 
 @custom_op("compactattn::attend_backward", mutates_args=())
@@ -220,7 +218,7 @@ _attend.register_autograd(_pull_attend, setup_context=_save_attend)
 def _weights(
     scores: Tensor, perfect: Tensor | None, orders: Tensor | None, r: float, rule: str, value: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    w, norm, edge = reference.weigh_all(scores, decode_rule(rule, value), r if orders is None else orders, perfect)
+    w, norm, edge = rows.weigh_all(scores, decode_rule(rule, value), r if orders is None else orders, perfect)
     return w, norm, scores.new_zeros(0, dtype=torch.long) if edge is None else edge
 
 
@@ -239,7 +237,7 @@ def _weights_backward(
     dw: Tensor, w: Tensor, norm: Tensor, edge: Tensor, orders: Tensor | None, r: float, rule: str, value: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     of_row = edge if RULES[rule] is Nearest else None
-    ds, dperfect, dr = reference.pull_all(w, dw, norm, of_row, decode_rule(rule, value), r if orders is None else orders)
+    ds, dperfect, dr = rows.pull_all(w, dw, norm, of_row, decode_rule(rule, value), r if orders is None else orders)
     none = norm.new_zeros(0)
     return ds, none if dperfect is None else dperfect, none.clone() if dr is None else dr
 
@@ -269,12 +267,17 @@ _weights.register_autograd(_pull_weights, setup_context=_save_weights)
 
 
 def _kernel(kernel: Kernel | str) -> Kernel:
-    if isinstance(kernel, str):
-        return parse(kernel)
-    if not isinstance(kernel, Kernel):
-        what = f"a function; call it, as in {kernel.__name__}()" if callable(kernel) else type(kernel).__name__
-        raise TypeError(f"kernel must be a Kernel or its text, such as biweight() or 'relumax(r=2)'; got {what}")
-    return kernel
+    if isinstance(kernel, Mask):
+        raise TypeError(f"{type(kernel).__name__} is a mask: pass it as mask=, and a kernel before it")
+    return kernel if isinstance(kernel, Kernel) else parse(kernel)
+
+
+def _orders(kernel: Kernel, heads: int, like: Tensor) -> Tensor | None:
+    """(heads,) r = 1/(alpha − 1) of a learned alpha, which is clamped to where that is a number; None if r is fixed."""
+    if kernel.profile.alpha is None:
+        return None
+    alpha = _per_head("alpha", kernel.profile.alpha, heads, like)
+    return 1 / (alpha - 1).clamp(torch.finfo(alpha.dtype).eps, 1.0)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -294,9 +297,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         if x.dtype not in DTYPES:
             raise TypeError(f"{name} has dtype {x.dtype}; attend takes fp16, bf16, fp32 or fp64")
         if not 1 <= x.shape[3] <= LARGEST_HEAD_DIM:
-            raise ValueError(
-                f"{name} has head dim {x.shape[3]}; supported are 1 to {LARGEST_HEAD_DIM}: split it into more heads"
-            )
+            remedy = ": split it into more heads" if x.shape[3] else ""
+            raise ValueError(f"{name} has head dim {x.shape[3]}; supported are 1 to {LARGEST_HEAD_DIM}{remedy}")
     if not q.dtype == k.dtype == v.dtype:
         raise TypeError(f"q, k and v must share a dtype, got {q.dtype}, {k.dtype}, {v.dtype}; convert them, or use autocast")
     if not q.device == k.device == v.device:
@@ -309,7 +311,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must share the head dim; got {shapes}")
     if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"the heads of q must be a multiple of the heads of k; got {shapes}")
+        raise ValueError(f"the heads of q must be a multiple of the heads of k; got {shapes}. Heads come before time")
 
 
 def _check_backend(backend: str, q: Tensor) -> None:
@@ -324,18 +326,20 @@ def _announce(device: str) -> None:
     log.info("attend on %s: backend='reference' (blocked PyTorch)", device)
 
 
-def _per_head(name: str, x: float | Tensor, heads: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """(heads,) from a number, a () or a (heads,) tensor."""
+def _per_head(name: str, x: float | Tensor, heads: int, like: Tensor) -> Tensor:
+    """(heads,) from a number, a () or a (heads,) tensor, in the dtype that sums are kept in."""
+    dtype = accumulator(like.dtype)
     if isinstance(x, Tensor):
         if x.ndim > 1 or (x.ndim == 1 and x.shape[0] not in (1, heads)):
-            raise ValueError(f"{name} must be a number or a tensor of shape () or ({heads},), got shape {tuple(x.shape)}")
-        free = not torch.compiler.is_compiling() and x.device.type == "cpu"
-        if free and not bool((x > 0).all()):
-            raise ValueError(f"{name} must be positive, got {x.tolist()}; parameterise it, e.g. as exp(log_{name})")
-        return x.to(device=device, dtype=dtype).reshape(-1).expand(heads)
+            raise ValueError(f"{name} must have shape () or ({heads},), one per head; got shape {tuple(x.shape)}")
+        if values_are_free(x) and not bool(((x > 0) & x.isfinite()).all()):
+            raise ValueError(f"{name} must be positive and finite, got {x.tolist()}; parameterise it, e.g. as exp(log_{name})")
+        return x.to(device=like.device, dtype=dtype).reshape(-1).expand(heads)
+    if not isinstance(x, float | int):
+        raise TypeError(f"{name} must be a number or a tensor, got {type(x).__name__}")
     if not 0 < x < math.inf:
-        raise ValueError(f"{name} must be positive and finite, got {x!r}; the default is 1/√head_dim")
-    return torch.full((heads,), float(x), dtype=dtype, device=device)
+        raise ValueError(f"{name} must be positive and finite, got {x!r}")
+    return torch.full((heads,), float(x), dtype=dtype, device=like.device)
 
 
 def _readout(threshold: Tensor, support: Tensor, scale: Tensor) -> Readout:

@@ -14,7 +14,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from fractions import Fraction
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -24,26 +23,38 @@ from torch import Tensor
 class Profile:
     """The shape K(t) = t₊^r of a kernel.
 
-    r = 0 is the step, 1 Epanechnikov, 2 biweight, 3 triweight, and r → ∞ the Gaussian
-    (paper §3.1). A tensor r, one number per head, is learned.
+    r = 0 is the step, 1 Epanechnikov, 2 biweight, 3 triweight, and r → ∞ the Gaussian (paper §2.1).
+    With a learned alpha, one number per head, r is NaN here and 1/(alpha − 1) at every call.
     """
 
-    r: float | Tensor
+    r: float
+    alpha: Tensor | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.r, Tensor):
-            if self.r.ndim > 1:
-                raise ValueError(f"a learned r must have shape () or (heads,), got {tuple(self.r.shape)}")
-            return
-        r = float(self.r)
-        if r != 0 and not r >= 1:
+        if self.alpha is not None:
+            _check_alpha(self.alpha)
+            object.__setattr__(self, "r", math.nan)
+        elif not (self.r == 0 or self.r >= 1):
             raise ValueError(
                 f"profile order r = {self.r} is outside the family; use r = 0 (step), r ≥ 1, or math.inf (Gaussian)"
             )
-        object.__setattr__(self, "r", r)
+        else:
+            object.__setattr__(self, "r", float(self.r))
 
     def __str__(self) -> str:
-        return "learned t₊^r" if isinstance(self.r, Tensor) else _PROFILE_NAMES.get(self.r, f"t₊^{self.r:g}")
+        return "learned t₊^r" if self.alpha is not None else _PROFILE_NAMES.get(self.r, f"t₊^{self.r:g}")
+
+
+def values_are_free(tensor: Tensor) -> bool:
+    """Whether looking at a tensor's values costs nothing: no graph to break, no GPU to wait for."""
+    return not torch.compiler.is_compiling() and tensor.device.type == "cpu"
+
+
+def _check_alpha(alpha: Tensor) -> None:
+    if alpha.ndim > 1 or not alpha.is_floating_point():
+        raise ValueError(f"a learned alpha has shape () or (heads,), got {alpha.dtype} of shape {tuple(alpha.shape)}")
+    if values_are_free(alpha) and not bool(((alpha >= 1) & (alpha <= 2)).all()):
+        raise ValueError(f"alpha = {alpha.tolist()} is outside 1 ≤ alpha ≤ 2; parameterise it, e.g. 1 + sigmoid(a)")
 
 
 _PROFILE_NAMES = {0.0: "step", 1.0: "Epanechnikov", 2.0: "biweight", 3.0: "triweight", math.inf: "Gaussian"}
@@ -96,7 +107,7 @@ Rule = Fixed | Anchored | Normalising | Nearest
 RULES: dict[str, type[Rule]] = {"fixed": Fixed, "anchored": Anchored, "normalising": Normalising, "nearest": Nearest}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Kernel:
     """A profile and a support rule. Build one with the named members, or with any two of your own."""
 
@@ -104,38 +115,41 @@ class Kernel:
     rule: Rule
 
     def __post_init__(self) -> None:
-        if self.learned:
-            if not isinstance(self.rule, Normalising):
-                raise ValueError(f"only a normalising kernel can learn its order; {self.rule} needs a plain number r")
-        elif self.r == 0 and isinstance(self.rule, Normalising):
+        if self.learned and not isinstance(self.rule, Normalising):
+            raise ValueError(f"only a normalising kernel can learn its order; {self.rule} needs a plain number r")
+        if self.profile.r == 0 and isinstance(self.rule, Normalising):
             raise ValueError("the step profile cannot normalise itself: it has no θ with Σ w = 1; use topk_uniform(k)")
-        elif self.r == math.inf and isinstance(self.rule, Fixed):
+        if self.profile.r == math.inf and isinstance(self.rule, Fixed):
             object.__setattr__(self, "rule", Normalising())  # exp has no edge to place: both are softmax
 
     @property
-    def r(self) -> float | Tensor:
+    def r(self) -> float:
+        """The order of the profile; NaN if it is learned."""
         return self.profile.r
 
     @property
     def learned(self) -> bool:
-        return isinstance(self.profile.r, Tensor)
+        return self.profile.alpha is not None
 
     @property
     def compact(self) -> bool:
         """Whether the kernel has a finite threshold, so that it can give exact zeros."""
-        return self.learned or bool(self.r != math.inf) or isinstance(self.rule, Anchored | Nearest)
+        return self.r != math.inf or isinstance(self.rule, Anchored | Nearest)
+
+    def __repr__(self) -> str:
+        return f"Kernel({self})"
 
     def __str__(self) -> str:
-        """The shortest text that `parse` turns back into this kernel."""
+        """The text that `parse` turns back into this kernel; a learned one reads "entmax(alpha)"."""
         return _describe(self)
 
 
 def encode(kernel: Kernel) -> tuple[float, str, float]:
     """(r, rule, its parameter): the kernel as plain numbers, for operator schemas. NaN marks a learned r."""
-    r, rule = kernel.profile.r, kernel.rule
+    rule = kernel.rule
     name = next(name for name, kind in RULES.items() if isinstance(rule, kind))
     value = rule.k if isinstance(rule, Nearest) else 0 if isinstance(rule, Normalising) else rule.b
-    return math.nan if isinstance(r, Tensor) else r, name, float(value)
+    return kernel.profile.r, name, float(value)
 
 
 def decode_rule(name: str, value: float) -> Rule:
@@ -155,7 +169,8 @@ def gaussian() -> Kernel:
 def entmax(alpha: float | Tensor | None = None, *, r: float | None = None) -> Kernel:
     """α-entmax: w_i = [(α−1) s_i − τ]₊^{1/(α−1)} with Σ w = 1, for 1 < α ≤ 2 (paper Eqs. 1 and 9).
 
-    A tensor alpha, of shape () or (heads,), is learned: its gradient is exact.
+    A tensor alpha, of shape () or (heads,), is learned: its gradient is exact, and alpha = 1 is softmax.
+    Its values are checked in eager mode on a CPU; elsewhere they are clamped to [1, 2].
     The order r = 1/(α−1) may be given in place of alpha.
     """
     if alpha is None or r is not None:
@@ -163,10 +178,9 @@ def entmax(alpha: float | Tensor | None = None, *, r: float | None = None) -> Ke
             raise TypeError("entmax takes alpha, or r = 1/(alpha − 1), and not both")
         return Kernel(Profile(r), Normalising())
     if isinstance(alpha, Tensor):
-        # reading values would break a graph or stall a GPU; the bounds are checked where that is free
-        if not torch.compiler.is_compiling() and alpha.device.type == "cpu" and not bool(((alpha > 1) & (alpha <= 2)).all()):
-            raise ValueError(f"alpha = {alpha.tolist()} is outside 1 < alpha ≤ 2; parameterise it, e.g. 1 + sigmoid(a)")
-        return Kernel(Profile(1 / (alpha - 1)), Normalising())
+        return Kernel(Profile(math.nan, alpha), Normalising())
+    if not isinstance(alpha, float | int):
+        raise TypeError(f"alpha must be a number or a tensor, got {type(alpha).__name__}")
     if not 1 < alpha <= 2:
         hint = "alpha = 1 is gaussian()" if alpha == 1 else "alpha = 2 is sparsemax, alpha → 1 approaches softmax"
         raise ValueError(f"alpha = {alpha!r} is outside 1 < alpha ≤ 2; {hint}")
@@ -233,6 +247,24 @@ def truncated_gaussian(b: float = 1.0) -> Kernel:
     return Kernel(GAUSSIAN, Anchored(b))
 
 
+softmax, sparsemax, entmax15, entmax43 = gaussian, epanechnikov, biweight, triweight
+
+
+def topk_epanechnikov(k: int) -> Kernel:
+    """w_i ∝ [s_i − s_(k)]₊, new: see `topk_rectified`."""
+    return topk_rectified(k, 1.0)
+
+
+def topk_biweight(k: int) -> Kernel:
+    """w_i ∝ [s_i − s_(k)]₊², new: see `topk_rectified`."""
+    return topk_rectified(k, 2.0)
+
+
+def topk_triweight(k: int) -> Kernel:
+    """w_i ∝ [s_i − s_(k)]₊³, new: see `topk_rectified`."""
+    return topk_rectified(k, 3.0)
+
+
 @dataclass(frozen=True)
 class Member:
     """One row of the family: how it is called, what it computes, and what the paper calls it."""
@@ -245,7 +277,6 @@ class Member:
     aliases: tuple[str, ...] = ()
 
 
-_topk = partial(partial, topk_rectified)
 FAMILY: tuple[Member, ...] = (
     Member("gaussian", gaussian, "", "exp(s) / Σ", "Gaussian, softmax (Eq. 3)", ("softmax",)),
     Member("epanechnikov", epanechnikov, "", "[s − τ]₊,  Σ = 1", "sparsemax (Eq. 8)", ("sparsemax",)),
@@ -257,9 +288,9 @@ FAMILY: tuple[Member, ...] = (
     Member("relumax", relumax, "r=1, b=1", "[s − max s + b]₊^r / Σ", "r-ReLUmax (Eq. 11)"),
     Member("topk_softmax", topk_softmax, "k", "exp(s) / Σ on the k nearest", "Gaussian kNN (Eq. 10)"),
     Member("topk_uniform", topk_uniform, "k", "1/k on the k nearest", "uniform kNN (Eq. 4)"),
-    Member("topk_epanechnikov", _topk(r=1.0), "k", "[s − s₍ₖ₎]₊ / Σ", "– (new)"),
-    Member("topk_biweight", _topk(r=2.0), "k", "[s − s₍ₖ₎]₊² / Σ", "– (new)"),
-    Member("topk_triweight", _topk(r=3.0), "k", "[s − s₍ₖ₎]₊³ / Σ", "– (new)"),
+    Member("topk_epanechnikov", topk_epanechnikov, "k", "[s − s₍ₖ₎]₊ / Σ", "– (new)"),
+    Member("topk_biweight", topk_biweight, "k", "[s − s₍ₖ₎]₊² / Σ", "– (new)"),
+    Member("topk_triweight", topk_triweight, "k", "[s − s₍ₖ₎]₊³ / Σ", "– (new)"),
     Member("topk_rectified", topk_rectified, "k, r=1", "[s − s₍ₖ₎]₊^r / Σ", "– (new)"),
     Member("ball", ball, "b=1/2", "1 / Σ where s > scale − b", "– (ε-ball average)"),
     Member("margin", margin, "b=1", "1 / Σ where s > max s − b", "– (new)"),
@@ -277,17 +308,23 @@ def parse(text: str) -> Kernel:
     Numbers may be fractions, as in "entmax(4/3)".
     """
     if not isinstance(text, str):
-        raise TypeError(f"a kernel is named by text, got {type(text).__name__}; for example 'entmax(1.5)'")
+        made = next((m for m in FAMILY if m.make is text), None)
+        what = f"the function {made.name}: call it, as in {made.name}({made.parameters})" if made else type(text).__name__
+        raise TypeError(f"a kernel is a Kernel or its text, such as biweight() or 'relumax(r=2)'; got {what}")
     match = _TEXT.fullmatch(text)
-    if match is None or match[1].lower() not in NAMES:
-        raise ValueError(_unknown(text, match[1].lower() if match else text))
+    if match is None:
+        raise ValueError(f"kernel {text!r} does not read as name or name(arguments), such as 'entmax(1.5)'. {_known()}")
+    if match[1].lower() not in NAMES:
+        raise ValueError(f"unknown kernel {text!r}; {_meant(match[1].lower())}{_known()}")
     member = NAMES[match[1].lower()]
     arguments: list[float] = []
     keywords: dict[str, float] = {}
     for part in filter(None, (part.strip() for part in (match[2] or "").split(","))):
-        key, equals, value = part.rpartition("=")
+        key, equals, value = (piece.strip() for piece in part.rpartition("="))
+        if key in keywords:
+            raise ValueError(f"kernel {text!r} gives {key} twice")
         if equals:
-            keywords[key.strip()] = _number(value, text)
+            keywords[key] = _number(value, text)
         else:
             arguments.append(_number(value, text))
     try:
@@ -299,20 +336,23 @@ def parse(text: str) -> Kernel:
 def _number(text: str, whole: str) -> float:
     try:
         value = Fraction(text.strip().replace(" ", ""))
-        return int(value) if value.denominator == 1 else float(value)
-    except (ValueError, ZeroDivisionError):
-        raise ValueError(f"kernel {whole!r}: {text.strip()!r} is not a number") from None
+        return int(value) if value.denominator == 1 and abs(value) < 1e15 else float(value)
+    except (ValueError, ZeroDivisionError, OverflowError):
+        raise ValueError(f"kernel {whole!r}: {text.strip()!r} is not a number in range") from None
 
 
-def _unknown(text: str, name: str) -> str:
+def _meant(name: str) -> str:
     near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
-    meant = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown kernel {text!r}; {meant}Known kernels: {', '.join(NAMES)}"
+    return f"did you mean {near[0]!r}? " if near else ""
+
+
+def _known() -> str:
+    return f"Known kernels: {', '.join(NAMES)}"
 
 
 def _tidy(r: float) -> float:
     """r without the rounding of 1/(α−1): entmax(4/3) is the triweight, not t₊^3.0000000000000004."""
-    return float(round(r)) if abs(r - round(r)) < 1e-12 * r * r else r
+    return float(round(r)) if abs(r - round(r)) < 1e-15 * r * r else r
 
 
 _TEXTS = {

@@ -9,11 +9,14 @@ Shapes: B batch, H heads, Q queries, K keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from compactattn.kernels import values_are_free
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,8 +41,11 @@ class View:
 class Mask:
     """Something that narrows a View. Join masks with `&`: Causal(1) & Padding(lengths)."""
 
-    def __and__(self, other: Mask) -> Mask:
-        return Joined((*self.parts, *other.parts))
+    def __and__(self, other: Mask | Tensor) -> Mask:
+        return Joined((*self.parts, *as_mask(other).parts))
+
+    def __rand__(self, other: Tensor) -> Mask:
+        return as_mask(other) & self
 
     @property
     def parts(self) -> tuple[Mask, ...]:
@@ -68,6 +74,10 @@ class Causal(Mask):
     offset: int = 0
     start: int | None = None
 
+    def __post_init__(self) -> None:
+        if isinstance(self.offset, float) or isinstance(self.start, float):
+            raise TypeError(f"Causal takes whole numbers, got offset={self.offset!r}, start={self.start!r}")
+
     def narrow(self, view: View) -> View:
         _, _, queries, keys = view.shape
         shift = 0 if self.start is None else self.start - (keys - queries)
@@ -87,9 +97,9 @@ class Padding(Mask):
 
     def narrow(self, view: View) -> View:
         batch, _, queries, keys = view.shape
-        hi = torch.minimum(view.hi, _lengths(self.lengths, batch, keys, "keys", view)[:, None])
+        hi = torch.minimum(view.hi, _lengths(self.lengths, batch, keys, "key", view)[:, None])
         if self.queries is not None:
-            real = torch.arange(queries, device=hi.device) < _lengths(self.queries, batch, queries, "queries", view)[:, None]
+            real = torch.arange(queries, device=hi.device) < _lengths(self.queries, batch, queries, "query", view)[:, None]
             hi = torch.where(real, hi, view.lo)
         return replace(view, hi=hi)
 
@@ -107,8 +117,8 @@ class Packed(Mask):
     def narrow(self, view: View) -> View:
         _, _, queries, keys = view.shape
         device = view.at.device
-        key_ends = _ends(self.lengths, keys, "keys", device)
-        query_ends = key_ends if self.queries is None else _ends(self.queries, queries, "queries", device)
+        key_ends = _ends(self.lengths, keys, "key", device)
+        query_ends = key_ends if self.queries is None else _ends(self.queries, queries, "query", device)
         if self.queries is None and queries != keys:
             raise ValueError(
                 f"Packed lengths cover {keys} keys but there are {queries} queries; "
@@ -180,44 +190,60 @@ class ALiBi(Mask):
 MaskLike = Mask | Tensor | None
 
 
+def as_mask(mask: Mask | Tensor) -> Mask:
+    """A bare boolean tensor is read as Allowed, a floating-point one as Bias."""
+    if isinstance(mask, Mask):
+        return mask
+    if isinstance(mask, Tensor):
+        if mask.dtype != torch.bool and not mask.is_floating_point():
+            raise TypeError(f"a mask tensor is boolean or floating-point, got {mask.dtype}; use mask.bool()")
+        return Allowed(mask) if mask.dtype == torch.bool else Bias(mask)
+    called = isinstance(mask, type) and issubclass(mask, Mask)
+    remedy = f"call it: {mask.__name__}(...)" if called else "join several with &, as in Causal(offset=1) & Padding(lengths)"
+    raise TypeError(f"a mask is a Mask, a tensor or None, got {type(mask).__name__}; {remedy}")
+
+
 def resolve(mask: MaskLike, shape: tuple[int, int, int, int], device: torch.device) -> View:
-    """The View of a mask. A bare boolean tensor is read as Allowed, a floating-point one as Bias."""
+    """The View of a mask."""
     view = View.everything(shape, device)
     if mask is None:
         return view
-    if isinstance(mask, Tensor):
-        mask = Allowed(mask) if mask.dtype == torch.bool else Bias(mask)
-    if not isinstance(mask, Mask):
-        raise TypeError(f"mask must be a Mask, a tensor or None, got {type(mask).__name__}; for example Causal(offset=1)")
+    mask = as_mask(mask)
     parts = mask.parts
     packed = [part for part in parts if isinstance(part, Packed)]
     if len(packed) > 1 or (packed and any(isinstance(part, Causal) and part.start is not None for part in parts)):
         raise ValueError("Packed sets where each query stands: join one Packed, and a Causal without start")
+    if sum(isinstance(part, Causal) and part.start is not None for part in parts) > 1:
+        raise ValueError("two Causal masks with a start were joined; give one")
     # Packed moves the queries, so it goes before anything that measures from them; ALiBi measures last
     for part in sorted(parts, key=lambda part: (not isinstance(part, Packed), isinstance(part, ALiBi))):
         view = part.narrow(view)
     return view
 
 
-def _values_are_free(tensor: Tensor) -> bool:
-    """Whether looking at a tensor's values costs nothing: no graph to break, no GPU to wait for."""
-    return not torch.compiler.is_compiling() and tensor.device.type == "cpu"
+def _whole(lengths: Tensor | Sequence[int], mask: str) -> Tensor:
+    if not isinstance(lengths, Tensor):
+        lengths = torch.tensor(list(lengths) if isinstance(lengths, Iterable) else math.nan)
+    if lengths.numel() and (lengths.is_floating_point() or lengths.dtype == torch.bool):
+        given = f"{lengths.dtype} of shape {tuple(lengths.shape)}"
+        raise TypeError(f"{mask} takes whole lengths, got {given}; a (batch, keys) mask is mask[:, None, None]")
+    return lengths.long()
 
 
 def _lengths(lengths: Tensor | Sequence[int], batch: int, most: int, what: str, view: View) -> Tensor:
-    given = torch.as_tensor(lengths)
-    if given.shape != (batch,) or given.is_floating_point():
-        raise ValueError(f"Padding needs {batch} whole {what} lengths, one per sample; got shape {tuple(given.shape)}")
-    if _values_are_free(given) and bool(((given < 0) | (given > most)).any()):
+    given = _whole(lengths, "Padding")
+    if given.shape != (batch,):
+        raise ValueError(f"Padding needs {batch} {what} lengths, one per sample; got shape {tuple(given.shape)}")
+    if values_are_free(given) and bool(((given < 0) | (given > most)).any()):
         raise ValueError(f"Padding {what} lengths must lie in 0..{most}, got {given.tolist()}")
     return given.to(view.at)
 
 
 def _ends(lengths: Tensor | Sequence[int], total: int, what: str, device: torch.device) -> Tensor:
-    given = torch.as_tensor(lengths)
-    if given.ndim != 1 or given.is_floating_point():
-        raise ValueError(f"Packed needs a list of whole {what} lengths, got shape {tuple(given.shape)}")
-    if _values_are_free(given) and (int(given.sum()) != total or bool((given < 0).any())):
+    given = _whole(lengths, "Packed")
+    if given.ndim != 1:
+        raise ValueError(f"Packed needs a list of {what} lengths, got shape {tuple(given.shape)}")
+    if values_are_free(given) and (int(given.sum()) != total or bool((given < 0).any())):
         raise ValueError(f"Packed {what} lengths must be ≥ 0 and sum to {total}, got {given.tolist()}")
     return given.to(device).cumsum(0)
 
@@ -225,6 +251,8 @@ def _ends(lengths: Tensor | Sequence[int], total: int, what: str, device: torch.
 def _broadcastable(tensor: Tensor, view: View, name: str) -> Tensor:
     """The tensor with four dimensions, each 1 or the full size."""
     given = tuple(tensor.shape)
+    if tensor.device != view.at.device:
+        raise ValueError(f"{name} is on {tensor.device} and q on {view.at.device}; move it with .to(q.device)")
     if len(given) > 4 or any(size not in (1, full) for size, full in zip(reversed(given), reversed(view.shape), strict=False)):
         raise ValueError(f"{name} of shape {given} does not broadcast to (batch, heads, queries, keys) = {view.shape}")
     return tensor.reshape((1,) * (4 - len(given)) + given)

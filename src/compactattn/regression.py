@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from compactattn.kernels import Fixed, Kernel, Nearest, Normalising, parse
-from compactattn.reference import BLOCK, Row, weigh
+from compactattn.rows import CPU_BLOCK, Row, weigh
 
 try:
     from scipy.spatial.distance import cdist  # type: ignore[import-untyped]
@@ -271,7 +271,7 @@ def _length_scales(X: Array) -> tuple[float, float]:
 
 
 def _row_blocks(rows: int, keys: int) -> Iterator[slice]:
-    step = max(1, BLOCK // keys)
+    step = max(1, CPU_BLOCK // keys)
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 

@@ -31,7 +31,7 @@ def peek_values(x: Tensor, mix: Tensor) -> Tensor:
     """Unit-norm values v_t = unit(mix · x_t + (1 − mix) · x_{t+1}) (paper Eq. 5, second line).
 
     The last position sees zero for x_{t+1}; no query that is strictly causal can reach it.
-    Departs from the paper's λ_ψ: a convex mix spans the same directions.
+    Departs from the paper's λ_ψ: a convex mix spans the same directions as λ_ψ ≥ 0.
     """
     ahead = pad(x[..., 1:, :], (0, 0, 0, 1))
     mix = mix[..., None, None]

@@ -1,7 +1,9 @@
 """The contract of attend() and weights(): shapes, masks, dtypes, gradients, compilation, errors."""
 
+import copy
 import logging
 import math
+import shutil
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from compactattn import (
     parse,
     reference,
     rows,
+    topk_softmax,
     weights,
 )
 from compactattn.kernels import Fixed, encode
@@ -241,6 +244,66 @@ def test_the_future_is_invisible_and_the_newest_legal_key_is_not(kernel, offset,
     assert ((after - before[:, ::2, t]).abs() > 2).all()
 
 
+@pytest.mark.parametrize("kernel", [*KERNELS, "entmax(1.9)", "entmax(1.3)"])
+def test_the_past_is_bit_identical_however_hard_the_future_is(kernel):
+    q, k, v = (torch.randn(1, 2, 200, 8) for _ in range(3))
+    before = attend(q, k, v, kernel, mask=Causal())[:, :, :151]
+    for factor in (0.0, 0.01, 30.0):
+        later = [x.clone() for x in (q, k, v)]
+        for x in later:
+            x[:, :, 151:] *= factor
+        assert torch.equal(attend(*later, kernel, mask=Causal())[:, :, :151], before)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("junk", [math.nan, math.inf, -math.inf])
+def test_what_is_masked_may_hold_anything(kernel, junk):
+    """As in padding that nobody has written to: no output and no gradient may notice."""
+    lengths = torch.tensor([3, 7])
+    mask = Causal() & Padding(lengths, queries=lengths)
+    clean = draw(7, 7)
+    dirty = [x.detach().clone() for x in clean]
+    for x in dirty:
+        x[0, :, 3:] = junk
+    dirty = [x.requires_grad_() for x in dirty]
+    ours, theirs = attend(*dirty, kernel, mask=mask), attend(*clean, kernel, mask=mask)
+    assert torch.equal(ours, theirs)
+    for a, b in zip(gradients(ours, dirty), gradients(theirs, clean), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("kernel", ["softmax", "sparsemax", "relumax"])
+def test_a_value_that_is_not_a_number_shows_in_the_rows_that_use_it_and_no_other(kernel):
+    q, k, v = (x.detach() for x in draw(9, 9))
+    spoilt = v.clone()
+    spoilt[0, 0, 5, 2] = math.nan
+    out = attend(q, k, spoilt, kernel, mask=Causal())
+    used = torch.zeros(2, 4, 9, dtype=torch.bool)
+    used[0, :2] = (
+        weights(
+            (q @ k.repeat_interleave(2, 1).mT).masked_fill(~torch.ones(9, 9).tril().bool(), -math.inf),
+            kernel,
+            scale=1 / math.sqrt(6),
+        )[0, :2, :, 5]
+        > 0
+    )
+    assert torch.equal(out.isnan().any(-1), used)
+    assert torch.equal(out[~used], attend(q, k, v, kernel, mask=Causal())[~used])
+
+
+def test_a_learned_kernel_built_once_follows_its_parameter():
+    alpha = torch.nn.Parameter(torch.tensor([1.2, 1.5, 1.7, 2.0]))
+    kernel = entmax(alpha)
+    q, k, v = (x.detach().float() for x in draw(6, 6))
+    for _ in range(2):
+        attend(q, k, v, kernel).sum().backward()  # a second step has its own graph
+    with torch.no_grad():
+        alpha.fill_(1.3)
+    assert torch.equal(attend(q, k, v, kernel), attend(q, k, v, entmax(torch.full((4,), 1.3))))
+    twin = copy.deepcopy(kernel)
+    assert torch.equal(attend(q, k, v, twin), attend(q, k, v, kernel))
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_packed_sequences_equal_a_loop_over_them(kernel):
     lengths = [5, 1, 0, 9]
@@ -375,6 +438,25 @@ def test_torch_compile_sees_one_graph_at_any_length():
             torch.testing.assert_close(x, y)
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="inductor needs a C++ compiler")
+def test_torch_compile_runs_with_its_default_backend():
+    def model(q, k, v, scale):
+        return attend(q, k, v, "sparsemax", scale=scale, mask=Causal(1)).square().sum() + weights(q @ k.mT, "relumax").sum()
+
+    inputs = tuple(x.detach().float().requires_grad_() for x in (*draw(9, 9, key_heads=4), torch.rand(4) + 0.5))
+    eager, compiled = model(*inputs), torch.compile(model, fullgraph=True, dynamic=True)(*inputs)
+    torch.testing.assert_close(compiled, eager)
+    for a, b in zip(torch.autograd.grad(eager, inputs), torch.autograd.grad(compiled, inputs), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_values_that_cannot_be_checked_in_a_graph_still_give_no_nan():
+    graph = torch.compile(lambda s, a: weights(s, entmax(a)), fullgraph=True, backend="aot_eager")
+    s = torch.tensor([2.0, 1.0, 0.0])
+    torch.testing.assert_close(graph(s, torch.tensor(1.0)), torch.softmax(s, 0))
+    torch.testing.assert_close(graph(s, torch.tensor(3.0)), weights(s, "sparsemax"))
+
+
 def test_readout_tells_the_threshold_the_bandwidth_and_the_support():
     q, k, v = (torch.nn.functional.normalize(x.detach(), dim=-1) for x in draw(7, 7))
     w = weights(q @ k.repeat_interleave(2, 1).mT, "sparsemax", scale=3.0)
@@ -411,9 +493,18 @@ def test_readout_tells_the_threshold_the_bandwidth_and_the_support():
         ({"kernel": "sparsemx"}, ["did you mean 'sparsemax'"]),
         ({"kernel": gaussian}, ["call it, as in gaussian()"]),
         ({"kernel": 2}, ["Kernel or its text", "int"]),
+        ({"kernel": topk_softmax}, ["call it, as in topk_softmax(k)"]),
         ({"kernel": entmax(torch.tensor([1.5, 1.6]))}, ["alpha", "shape () or (4,)"]),
         ({"mask": torch.ones(7, 7, dtype=torch.bool)}, ["(7, 7) does not broadcast", "(2, 4, 5, 6)"]),
-        ({"mask": "causal"}, ["Causal(offset=1)"]),
+        ({"mask": "causal"}, ["Causal(offset=1)", "str"]),
+        ({"mask": Causal}, ["call it: Causal(...)"]),
+        ({"mask": [Causal(), Causal(1)]}, ["list", "join several with &"]),
+        ({"mask": torch.ones(5, 6).int()}, ["torch.int32", "mask.bool()"]),
+        ({"mask": torch.ones(5, 6, device="meta")}, ["meta", "q.device"]),
+        ({"kernel": Causal()}, ["pass it as mask="]),
+        ({"scale": "a"}, ["scale must be a number or a tensor, got str"]),
+        ({"scale": torch.tensor(math.inf)}, ["positive and finite"]),
+        ({"q": torch.ones(2, 4, 5, 0)}, ["head dim 0", "1 to 256"]),
         ({"backend": "fused"}, ["'fused' is not available", "auto, reference"]),
     ],
 )

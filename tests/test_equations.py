@@ -194,8 +194,19 @@ def test_r_to_infinity_is_softmax():
     errors = [float((weights(z, entmax(1 + 1 / r)) - soft).abs().max()) for r in (1e1, 1e2, 1e3, 1e5, 1e7)]
     assert all(late < early / 5 for early, late in pairwise(errors)), errors
     assert errors[-1] < 1e-6
-    single = weights(z.float(), entmax(1 + 1e-6))  # and the way there is smooth in fp32 too
-    assert (single - torch.softmax(z.float(), -1)).abs().max() < 1e-4
+    for r in (1e5, 1e6, 2e6, 5e6, 1e7, 3e7, 1e8, 1e12):  # and the way there is smooth in fp32 too
+        single = weights(z.float(), entmax(r=r))
+        assert (single - soft).abs().max() < max(20 / r, 1e-6)
+
+
+def test_a_learned_alpha_of_one_is_softmax():
+    z = 3 * torch.randn(40, 60)
+    for alpha in (1.0, 1 + 2.0**-23, 1 + 1e-6):
+        a = torch.tensor(alpha, requires_grad=True)
+        w = weights(z, entmax(a))
+        torch.testing.assert_close(w, torch.softmax(z, -1), rtol=1e-3, atol=1e-6)
+        w.square().sum().backward()
+        assert a.grad.isfinite()
 
 
 @pytest.mark.parametrize("name", ["sparsemax", "entmax15", "entmax43", "entmax(1.2)"])

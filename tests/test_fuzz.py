@@ -19,7 +19,7 @@ from oracle import WIDER, Rows, Truth, judge, order
 
 TEXTS = (
     "gaussian", "epanechnikov", "biweight", "triweight",
-    "entmax(1.0001)", "entmax(1.1)", "entmax(1.33)", "entmax(1.7)", "entmax(1.99)",
+    "entmax(1.0000001)", "entmax(1.0001)", "entmax(1.1)", "entmax(1.33)", "entmax(1.7)", "entmax(1.99)",
     "norm_relu", "rectified(r=2)", "rectified(r=1, b=1)", "rectified(r=3, b=0.3)", "rectified(r=1.5, b=2)",
     "ball", "ball(b=1)", "ball(b=2)",
     "relumax(r=1)", "relumax(r=2)", "relumax(r=3)", "relumax(r=1, b=0.7)", "relumax(r=2, b=5)", "relumax(r=1.5, b=0.1)",
@@ -29,7 +29,7 @@ TEXTS = (
     "topk_rectified(64, r=1.5)",
 )  # fmt: skip
 KERNELS = {text: parse(text) for text in TEXTS}
-ALPHAS = (1.0001, 1.25, 1.5, 1.9, 2.0)
+ALPHAS = (1 + 2.0**-23, 1.0001, 1.25, 1.5, 1.9, 2.0)
 LEARNED = {f"entmax(learned {alpha})": entmax(torch.tensor(alpha, dtype=torch.float64)) for alpha in ALPHAS}
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 LENGTHS = {
@@ -320,8 +320,16 @@ def given_gradients(s, kernel, alpha, dw):
     return {name: x.reshape(len(s), -1) for name, x in zip(given, found, strict=True)}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("name", KERNELS | LEARNED)
+# with alpha one fp32 ulp above 1, r is 8e6: the oracle's own alpha gradient then has lost the digits that fp64 asks for
+GRADIENTS = [
+    (name, dtype)
+    for name, kernel in (KERNELS | LEARNED).items()
+    for dtype in (torch.float32, torch.float64)
+    if not (kernel.learned and dtype == torch.float64 and order(kernel) > 1e6)
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), GRADIENTS, ids=str)
 def test_gradients_agree_with_the_chain_rule(name, dtype):
     kernel = (KERNELS | LEARNED)[name]
     alpha = dict(zip(LEARNED, ALPHAS, strict=True)).get(name)

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 
+import compactattn
 from compactattn import Kernel, biweight, entmax, epanechnikov, gaussian, parse, relumax, topk_softmax, triweight
 from compactattn.kernels import (
     FAMILY,
@@ -48,6 +49,11 @@ def test_classical_and_attention_names_are_the_same_kernels():
     assert parse("norm_relu") == parse("rectified(1)") == parse("rectified(r=1, b=1/2)")
     assert parse("relumax") == relumax(1, 1) == parse(" RELUMAX ( b = 1 , r = 1 ) ")
     assert parse("topk_epanechnikov(5)") == parse("topk_rectified(5, r=1)")
+
+
+def test_every_name_that_parses_can_be_imported():
+    for name, member in NAMES.items():
+        assert getattr(compactattn, name) is member.make
 
 
 def test_every_name_has_a_formula_and_makes_a_kernel():

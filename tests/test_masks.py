@@ -80,6 +80,7 @@ def test_alibi_has_the_published_slopes_and_measures_from_the_query():
         (Allowed(torch.ones(3, 5, dtype=torch.bool)), "(3, 5) does not broadcast"),
         (Bias(torch.ones(2, 2, 2, 4, 5)), "does not broadcast"),
         (torch.ones(4, 4), "(4, 4) does not broadcast"),
+        (Causal(start=0) & Causal(start=0), "two Causal masks with a start"),
         (ALiBi([0.5, 0.1]), "each of 3 heads"),
         (ALiBi() & ALiBi(), "two ALiBi masks"),
         (ALiBi(torch.ones(3, requires_grad=True)), "constants"),
@@ -89,6 +90,27 @@ def test_a_mask_that_does_not_fit_is_refused_with_the_sizes(mask, words):
     with pytest.raises(ValueError) as error:
         resolve(mask, (2, 3, 4, 5), torch.device("cpu"))
     assert words in str(error.value)
+
+
+def test_a_bare_tensor_joins_like_the_mask_it_stands_for():
+    allowed = torch.rand(4, 5) > 0.4
+    expected = visible(Causal() & Allowed(allowed), (2, 3, 4, 5))
+    assert torch.equal(visible(Causal() & allowed, (2, 3, 4, 5)), expected)
+
+
+@pytest.mark.parametrize(
+    "lengths", [torch.tensor([3.0, 4.0]), torch.tensor([True, False]), torch.ones(2, 5).bool(), None, [1.5, 2]]
+)
+def test_lengths_that_are_not_whole_are_refused(lengths):
+    with pytest.raises(
+        TypeError, match=r"Padding takes whole lengths, got .*; a \(batch, keys\) mask is mask\[:, None, None\]"
+    ):
+        resolve(Padding(lengths), (2, 3, 4, 5), torch.device("cpu"))
+
+
+def test_a_fractional_offset_is_refused():
+    with pytest.raises(TypeError, match=r"whole numbers, got offset=1\.5"):
+        Causal(1.5)
 
 
 def test_a_mask_of_the_wrong_kind_is_refused():

@@ -27,7 +27,7 @@ try:
     from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as error:
-    raise ImportError("compactattn.regression needs scikit-learn 1.6 or later: pip install 'compactattn[sklearn]'") from error
+    raise ImportError("compactattn.regression needs scikit-learn 1.6 or later: pip install scikit-learn") from error
 
 TRIALS = 30  # bandwidths that "loo" tries
 LARGEST = 1e75  # of |X|, h and 1/h: squares and their ratios then stay finite

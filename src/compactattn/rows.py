@@ -88,22 +88,27 @@ class Found(NamedTuple):
     edge: Tensor | None = None  # (..., 1)
 
 
-def _powers(x: Tensor, reach: Tensor, r: Order) -> tuple[Tensor, Tensor]:
-    """(y^r, y^(r−1)) with y = (1 + x/ρ)₊; the second is 0 off the support also for r = 1."""
-    y = (x / reach).clamp_min_(-1.0)
+def _powers(k: Tensor, slope: Tensor, x: Tensor, reach: Tensor, r: Order) -> None:
+    """Fills k = y^r and slope = y^(r−1) with y = (1 + x/ρ)₊; the slope is 0 off the support also for r = 1."""
+    torch.div(x, reach, out=k).clamp_min_(-1.0)
     if _is_whole(r):
-        return _whole_powers(y.add_(1.0), r)
+        return _whole_powers(k.add_(1.0), slope, r)
     # log1p keeps its digits when r is large and y near 1; exp2 is fast where exp, which may underflow, is not
-    slope = y.log1p().mul_(_positive(r - 1.0) / math.log(2)).exp2_()
-    return torch.addcmul(slope, y, slope), slope
+    torch.log1p(k, out=slope).mul_(_positive(r - 1.0) / math.log(2)).exp2_()
+    torch.addcmul(slope, k, slope, out=k)
 
 
 def _is_whole(r: Order) -> TypeGuard[float]:
     return isinstance(r, float) and r in WHOLE
 
 
-def _whole_powers(y: Tensor, r: float) -> tuple[Tensor, Tensor]:
-    return (y, y.sign()) if r == 1 else (y * y, y) if r == 2 else (y * y * y, y * y)
+def _whole_powers(y: Tensor, slope: Tensor, r: float) -> None:
+    """Fills slope = y^(r−1) and makes y its own r-th power."""
+    if r == 1:
+        torch.sign(y, out=slope)
+    else:
+        torch.pow(y, r - 1, out=slope)
+        y.mul_(slope)
 
 
 def _positive(x: Order) -> Order:
@@ -128,27 +133,27 @@ def _normalising(scores: Scores, rule: Rule, r: Order) -> Found:
     if isinstance(r, float) and r == math.inf:
         return Found(_exp(scores.x), torch.full_like(scores.peak, math.inf), scores.peak)
     reach = torch.zeros_like(scores.peak) + r
+    k, slope = torch.empty_like(scores.x), torch.empty_like(scores.x)
     for turn in range(1, MOST_TURNS + 1):
-        k, slope, step = _newton(scores.x, reach, r)
+        step = _newton(k, slope, scores.x, reach, r)
         moving = step.abs() > 4 * torch.finfo(reach.dtype).eps * reach  # rounding can carry a step past a small root
         if turn == MOST_TURNS or not bool(moving.any()):
             break
         reach = torch.where(moving, _shorten(reach, step), reach)
     unit = 1.0 if _is_whole(r) else reach
     last = (step * (-r / unit)).clamp(-0.5, 0.5)  # for a huge r it is but a factor common to all keys
-    k = k.addcmul(slope, last).clamp_min_(0.0)
-    return Found(k, reach - step, torch.zeros_like(reach) + r)
+    return Found(k.addcmul_(slope, last).clamp_min_(0.0), reach - step, torch.zeros_like(reach) + r)
 
 
-def _newton(x: Tensor, reach: Tensor, r: Order) -> tuple[Tensor, Tensor, Tensor]:
-    """(k, its slope, the step to take off ρ) with k = [(ρ + x)/unit]₊^r; unit is 1 for a whole r, else ρ."""
+def _newton(k: Tensor, slope: Tensor, x: Tensor, reach: Tensor, r: Order) -> Tensor:
+    """The step to take off ρ; fills k = [(ρ + x)/unit]₊^r and its slope, where unit is 1 for a whole r and else ρ."""
     if _is_whole(r):
-        k, slope = _whole_powers((x + reach).clamp_min_(0.0), r)
+        _whole_powers(torch.add(x, reach, out=k).clamp_min_(0.0), slope, r)
     else:
-        k, slope = _powers(x, reach, r)
+        _powers(k, slope, x, reach, r)
     unit = 1.0 if _is_whole(r) else reach
     mass = k.sum(-1, keepdim=True)
-    return k, slope, mass * (unit - r * mass ** (-1 / r)) / slope.sum(-1, keepdim=True)
+    return mass * (unit - r * mass ** (-1 / r)) / slope.sum(-1, keepdim=True)
 
 
 def _shorten(reach: Tensor, step: Tensor) -> Tensor:
@@ -179,7 +184,9 @@ def _above(x: Tensor, reach: Tensor, r: Order) -> Tensor:
         return (x > -reach).to(x.dtype)
     if r == math.inf:
         return _exp(torch.where(x > -reach, x, -math.inf))
-    return _powers(x, torch.where(reach > 0, reach, 1.0), r)[0]
+    k, slope = torch.empty_like(x), torch.empty_like(x)
+    _powers(k, slope, x, torch.where(reach > 0, reach, 1.0), r)
+    return k
 
 
 def _nearest(scores: Scores, rule: Rule, r: Order) -> Found:

@@ -24,7 +24,7 @@ from compactattn.kernels import Anchored, Fixed, Nearest, Normalising, Rule
 
 WHOLE = (1.0, 2.0, 3.0)  # powers that need no logarithm
 MOST_TURNS = 64  # of Newton; the hardest row of 65,536 scores has needed 14
-CPU_BLOCK = 2**19  # a few blocks of fp32 stay inside a CPU's cache
+CPU_BLOCK = 2**20  # a few blocks of fp32 stay inside a CPU's cache
 GPU_BLOCK = 2**25  # one block fills a GPU
 
 
@@ -134,6 +134,8 @@ def _normalising(scores: Scores, rule: Rule, r: Order) -> Found:
         return Found(_exp(scores.x), torch.full_like(scores.peak, math.inf), scores.peak)
     reach = torch.zeros_like(scores.peak) + r
     k, slope = torch.empty_like(scores.x), torch.empty_like(scores.x)
+    for _ in range(3 if isinstance(r, float) and 1 < r < 1.5 else 0):  # where turns are many and dear
+        reach = _head_start(k, slope, scores.x, reach, r)
     for turn in range(1, MOST_TURNS + 1):
         step = _newton(k, slope, scores.x, reach, r)
         moving = step.abs() > 4 * torch.finfo(reach.dtype).eps * reach  # rounding can carry a step past a small root
@@ -143,6 +145,16 @@ def _normalising(scores: Scores, rule: Rule, r: Order) -> Found:
     unit = 1.0 if _is_whole(r) else reach
     last = (step * (-r / unit)).clamp(-0.5, 0.5)  # for a huge r it is but a factor common to all keys
     return Found(k.addcmul_(slope, last).clamp_min_(0.0), reach - step, torch.zeros_like(reach) + r)
+
+
+def _head_start(k: Tensor, slope: Tensor, x: Tensor, reach: Tensor, r: Order) -> Tensor:
+    """A smaller ρ, still at or above the root: over any n keys Σ t^r ≥ n (Σ t / n)^r, where t = ρ + x.
+
+    Overwrites k and slope. Costs a third of a turn of Newton.
+    """
+    total = torch.add(x, reach, out=k).clamp_min_(0.0).sum(-1, keepdim=True)
+    count = torch.sign(k, out=slope).sum(-1, keepdim=True)
+    return _shorten(reach, (total / count - r * count ** (-1 / r)).clamp_min(0.0))
 
 
 def _newton(k: Tensor, slope: Tensor, x: Tensor, reach: Tensor, r: Order) -> Tensor:

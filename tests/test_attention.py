@@ -291,6 +291,22 @@ def test_a_value_that_is_not_a_number_shows_in_the_rows_that_use_it_and_no_other
     assert torch.equal(out[~used], attend(q, k, v, kernel, mask=Causal())[~used])
 
 
+def test_softmax_is_scaled_dot_product_attention():
+    sdpa = torch.nn.functional.scaled_dot_product_attention
+    for queries, keys in ((9, 9), (5, 12)):
+        q, k, v = draw(queries, keys)
+        bias = torch.randn(2, 4, queries, keys, dtype=torch.float64)
+        pairs = [
+            (attend(q, k, v, "softmax"), sdpa(q, k, v, enable_gqa=True)),
+            (attend(q, k, v, "softmax", mask=Causal(start=0)), sdpa(q, k, v, is_causal=True, enable_gqa=True)),
+            (attend(q, k, v, "softmax", scale=0.3, mask=bias), sdpa(q, k, v, attn_mask=bias, scale=0.3, enable_gqa=True)),
+        ]
+        for ours, theirs in pairs:
+            torch.testing.assert_close(ours, theirs)
+            for a, b in zip(gradients(ours, (q, k, v)), gradients(theirs, (q, k, v)), strict=True):
+                torch.testing.assert_close(a, b)
+
+
 def test_a_learned_kernel_built_once_follows_its_parameter():
     alpha = torch.nn.Parameter(torch.tensor([1.2, 1.5, 1.7, 2.0]))
     kernel = entmax(alpha)

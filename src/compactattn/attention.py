@@ -196,7 +196,8 @@ def _attend_backward(
 def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, bias_grad):  # type: ignore[no-untyped-def]
     dbias = torch.empty_like(bias) if bias_grad else scale.new_empty(0)
     dr = scale.new_empty(0) if orders is None else torch.empty_like(orders)
-    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), torch.empty_like(scale), dbias, dr
+    dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    return dq, dk, dv, torch.empty_like(scale), dbias, dr
 
 
 def _save_attend(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

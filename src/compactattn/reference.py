@@ -146,7 +146,7 @@ def estimate_backward(
     batch, heads, _, _ = view.shape
     group = heads // k.shape[1]
     work = accumulator(q.dtype)
-    dq = torch.zeros_like(q, dtype=work)
+    dq = q.new_zeros(q.shape, dtype=work)
     dk = q.new_zeros((batch, heads, *k.shape[2:]), dtype=work)
     dv = q.new_zeros((batch, heads, *v.shape[2:]), dtype=work)
     dscale, dr = (scale.new_zeros(heads) for _ in range(2))

@@ -1,0 +1,93 @@
+"""Contextual memory: kernel regression over what the sequence has shown so far (paper Eqs. 2 and 5)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from compactattn.attention import attend
+from compactattn.kernels import Kernel
+from compactattn.masks import ALiBi, Mask
+from compactattn.memory.features import leaky_scan, peek_values, unit
+from compactattn.memory.inspection import Look, look
+from compactattn.memory.released import Path, scoring
+from compactattn.memory.scalars import Scalars
+
+LARGEST_LOG_BETA = 5.0
+
+
+class Context(NamedTuple):
+    """What a contextual memory keeps of n past positions."""
+
+    average: Tensor  # (B, H, D) the leaky average that the keys ended with
+    keys: Tensor  # (B, H, n, D)
+    values: Tensor  # (B, H, n − 1, D): the last value waits for the next position
+    waiting: Tensor  # (B, H, 1, D) the last value before it is mixed
+
+
+class Regression(NamedTuple):
+    """The arguments of one call of `attend`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    scale: Tensor
+    mask: Mask
+
+
+class ContextualMemory(nn.Module):
+    """y_t = W_o Σ_{i < t} w_i v_i with w = kernel(β² k_t·k_i): the query is the newest key, the diagonal is excluded.
+
+    A value peeks at the position after it, which a strictly causal query has already seen. Row 0 is zero.
+    """
+
+    def __init__(self, width: int, heads: int, kernel: Kernel, *, alibi: bool = False, as_released: Path = "") -> None:
+        super().__init__()
+        self.heads = heads
+        self.alibi = alibi
+        self.scoring = scoring(kernel, as_released)
+        self.to_keys, self.to_values, self.to_output = (nn.Linear(width, width, bias=False) for _ in range(3))
+        self.leak = Scalars.leaks(heads)
+        self.log_beta = Scalars(torch.ones(heads))
+        self.log_value_scale = Scalars(torch.full((heads,), -0.5))
+        self.mix = nn.Parameter(torch.rand(heads))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.advance(x, None)[0]
+
+    def advance(self, x: Tensor, past: Context | None) -> tuple[Tensor, Context]:
+        """The memory's answer at new positions (B, T, C) that follow the past, and the past with them."""
+        regression, context = self.recall(x, past)
+        q, k, v, scale, mask = regression
+        y = attend(q, k, v, self.scoring.kernel, scale=scale, mask=mask)
+        return self.to_output(y.transpose(1, 2).flatten(2)), context
+
+    def recall(self, x: Tensor, past: Context | None) -> tuple[Regression, Context]:
+        """What `attend` is asked at new positions."""
+        projected, raw = self._split(self.to_keys(x)), self._split(self.to_values(x))
+        average = leaky_scan(projected, self.leak().abs(), None if past is None else past.average)
+        q = unit(average)
+        k = q if past is None else torch.cat((past.keys, q), 2)
+        source = raw if past is None else torch.cat((past.waiting, raw), 2)
+        # the last value peeks at nothing: no query reaches it before the next position has come
+        new = peek_values(source, self.mix) * self.log_value_scale().exp()[:, None, None]
+        v = new if past is None else torch.cat((past.values, new), 2)
+        context = Context(average[:, :, -1], k, v[:, :, :-1], raw[:, :, -1:])
+        beta_squared = self.beta_squared()
+        mask = self.scoring.mask(beta_squared)
+        return Regression(q, k, v, self.scoring.scale(beta_squared), mask & ALiBi() if self.alibi else mask), context
+
+    def inspect(self, x: Tensor) -> Look:
+        """What each query attends to."""
+        (q, k, _, scale, mask), _ = self.recall(x, None)
+        return look(q, k, self.scoring.kernel, scale, mask)
+
+    def beta_squared(self) -> Tensor:
+        """(H,) 1/h²: how sharply each head tells keys apart."""
+        return (2 * self.log_beta().clamp_max(LARGEST_LOG_BETA)).exp()
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(B, H, T, D) of (B, T, C)."""
+        return x.unflatten(-1, (self.heads, -1)).transpose(1, 2)

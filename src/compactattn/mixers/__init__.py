@@ -1,0 +1,1 @@
+"""Mixers: what moves information along time, one file each."""

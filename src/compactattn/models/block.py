@@ -1,0 +1,84 @@
+"""One residual block around a mixer."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+
+from compactattn.kernels import parse
+from compactattn.memory.contextual import ContextualMemory
+from compactattn.memory.inspection import Look
+from compactattn.memory.persistent import PersistentMemory
+from compactattn.mixers.attention import SelfAttention
+from compactattn.models.config import ModelConfig
+
+
+class MLP(nn.Module):
+    """W₂ gelu(W₁ x), four times as wide inside."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.to_inside, self.to_output = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.to_output(gelu(self.to_inside(x), approximate="tanh"))
+
+    def advance(self, x: Tensor, past: None) -> tuple[Tensor, None]:
+        return self(x), None
+
+
+Mixer = ContextualMemory | SelfAttention
+Store = PersistentMemory | MLP
+
+
+class Block(nn.Module):
+    """x + mixer(norm x), then x + store(norm x): the mixer looks along time, the store holds what was learned."""
+
+    def __init__(self, mixer: Mixer, store: Store, width: int, *, bias: bool) -> None:
+        super().__init__()
+        self.mixer_norm, self.store_norm = (nn.LayerNorm(width, bias=bias) for _ in range(2))
+        self.mixer, self.store = mixer, store
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.mixer(self.mixer_norm(x))
+        return x + self.store(self.store_norm(x))
+
+    def advance(self, x: Tensor, past: tuple[Any, Any] | None) -> tuple[Tensor, tuple[Any, Any]]:
+        """The block at new positions that follow the past, and the past with them."""
+        mixed, stored = past or (None, None)
+        y, mixed = self.mixer.advance(self.mixer_norm(x), mixed)
+        x = x + y
+        y, stored = self.store.advance(self.store_norm(x), stored)
+        return x + y, (mixed, stored)
+
+    def inspect(self, x: Tensor) -> Look:
+        """What the mixer attends to."""
+        return self.mixer.inspect(self.mixer_norm(x))
+
+
+def make_mosaic_block(config: ModelConfig) -> Block:
+    """Contextual and persistent memory; no biases. Linear N(0, 1/fan_in), output projections divided by √layers."""
+    alibi = config.positions == "alibi"
+    mixer = ContextualMemory(config.width, config.heads, parse(config.kernel), alibi=alibi, as_released=config.as_released)
+    store = PersistentMemory(config.width, config.heads, config.slots_per_head)
+    block = Block(mixer, store, config.width, bias=False)
+    for name, module in block.named_modules():
+        if isinstance(module, nn.Linear):
+            shrink = math.sqrt(config.layers) if name.endswith("to_output") else 1.0
+            nn.init.normal_(module.weight, std=module.in_features**-0.5 / shrink)
+    return block
+
+
+def make_transformer_block(config: ModelConfig) -> Block:
+    """GPT-2: attention and an MLP. Linear N(0, 0.02²), output projections divided by √(2 · layers), biases 0."""
+    mixer = SelfAttention(config.width, config.heads, parse(config.kernel), alibi=config.positions == "alibi")
+    block = Block(mixer, MLP(config.width), config.width, bias=True)
+    for name, module in block.named_modules():
+        if isinstance(module, nn.Linear):
+            shrink = math.sqrt(2 * config.layers) if name.endswith("to_output") else 1.0
+            nn.init.normal_(module.weight, std=0.02 / shrink)
+            nn.init.zeros_(module.bias)
+    return block

@@ -1,0 +1,54 @@
+"""What a model is made of, in one frozen object that can be written down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from compactattn.kernels import parse
+
+Architecture = Literal["mosaic", "transformer"]
+Positions = Literal["none", "alibi", "learned"]
+Released = Literal["", "efficient", "plain"]
+ARCHITECTURES, POSITIONS, RELEASED = (get_args(choice) for choice in (Architecture, Positions, Released))
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A language model of `layers` blocks.
+
+    A mosaic block is a contextual and a persistent memory, a transformer block attention and an MLP.
+    """
+
+    vocab: int
+    layers: int = 4
+    width: int = 512
+    heads: int = 8
+    architecture: Architecture = "mosaic"
+    kernel: str = "gaussian"  # of contextual memory or of attention
+    positions: Positions = "none"
+    slots: int = 0  # of persistent memory, for each head; 0 stands for 7/2 · width
+    longest: int = 0  # the longest sequence; only learned positions have one
+    as_released: Released = ""  # the departures of the published code from the paper, to measure what they cost
+
+    def __post_init__(self) -> None:
+        for name, choices in (("architecture", ARCHITECTURES), ("positions", POSITIONS), ("as_released", RELEASED)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} = {getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}")
+        for name in ("vocab", "layers", "width", "heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        if self.width % self.heads:
+            raise ValueError(f"width {self.width} does not divide into {self.heads} heads; choose a multiple of {self.heads}")
+        if self.positions == "learned" and self.longest < 1:
+            raise ValueError("learned positions need the longest sequence, as in longest=512")
+        parse(self.kernel)
+
+    @property
+    def head_dim(self) -> int:
+        return self.width // self.heads
+
+    @property
+    def slots_per_head(self) -> int:
+        """7/2 · width unless told otherwise, which gives a mosaic block the parameters of a transformer block of that width."""
+        return self.slots or self.width * 7 // 2

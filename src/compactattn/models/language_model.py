@@ -1,0 +1,108 @@
+"""The language model: embedding, blocks, norm, and the embedding again as output layer."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from compactattn.memory.inspection import Look
+from compactattn.models.block import make_mosaic_block, make_transformer_block
+from compactattn.models.config import ModelConfig
+from compactattn.models.head import head_loss
+
+BLOCKS = {"mosaic": make_mosaic_block, "transformer": make_transformer_block}
+
+
+class Cache(NamedTuple):
+    """What the model keeps of a sequence: its length, and the past of every block."""
+
+    length: int
+    blocks: tuple[Any, ...]
+
+
+class LanguageModel(nn.Module):
+    """logits = scale · E norm(blocks(E[tokens])), with one embedding E for input and output.
+
+    Memory Mosaics: E is N(0, 1), scale = 1/√C, no positions. GPT-2: E is N(0, 0.02²), scale = 1.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        mosaic = config.architecture == "mosaic"
+        self.config = config
+        self.scale = config.width**-0.5 if mosaic else 1.0
+        self.embedding = nn.Embedding(config.vocab, config.width)
+        nn.init.normal_(self.embedding.weight, std=1.0 if mosaic else 0.02)
+        self.positions = nn.Embedding(config.longest, config.width) if config.positions == "learned" else None
+        if self.positions is not None:
+            nn.init.normal_(self.positions.weight, std=0.02)
+        self.blocks = nn.ModuleList(BLOCKS[config.architecture](config) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width, bias=not mosaic)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits (B, T, V) of tokens (B, T)."""
+        return self.head(self.hidden(tokens))
+
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """(B, T, C): what the output layer sees."""
+        x = self._embed(tokens, 0)
+        for block in self.blocks:
+            x = block(x)
+        return self.norm(x)
+
+    def head(self, hidden: Tensor) -> Tensor:
+        """Logits (..., V) of hidden vectors (..., C)."""
+        return linear(hidden, self.embedding.weight) * self.scale
+
+    def loss(self, inputs: Tensor, targets: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of the cross-entropy over the counted positions, and their number. No (B, T, V) tensor is stored."""
+        hidden = self.hidden(inputs).flatten(0, 1)
+        total = head_loss(hidden, self.embedding.weight, targets.flatten(), counted.flatten(), self.scale)
+        return total, counted.sum()
+
+    def prefill(self, tokens: Tensor) -> tuple[Tensor, Cache]:
+        """Logits (B, V) after the last of tokens (B, T), and a cache to go on from."""
+        return self.advance(tokens, Cache(0, (None,) * len(self.blocks)))
+
+    def step(self, token: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Logits (B, V) after one more token (B,)."""
+        return self.advance(token[:, None], cache)
+
+    def advance(self, tokens: Tensor, cache: Cache) -> tuple[Tensor, Cache]:
+        """Logits (B, V) after the last of new tokens (B, T) that follow the cached ones."""
+        x, kept = self._embed(tokens, cache.length), []
+        for block, past in zip(self.blocks, cache.blocks, strict=True):
+            x, past = block.advance(x, past)  # type: ignore[operator]
+            kept.append(past)
+        return self.head(self.norm(x[:, -1])), Cache(cache.length + tokens.shape[1], tuple(kept))
+
+    def inspect(self, tokens: Tensor) -> list[Look]:
+        """What the mixer of every block attends to."""
+        x, looks = self._embed(tokens, 0), []
+        for block in self.blocks:
+            looks.append(block.inspect(x))  # type: ignore[operator]
+            x = block(x)
+        return looks
+
+    def _embed(self, tokens: Tensor, start: int) -> Tensor:
+        x = self.embedding(tokens)
+        if self.positions is None:
+            return x
+        end = start + tokens.shape[1]
+        if end > self.config.longest:
+            raise ValueError(f"{end} tokens, but this model learned positions for {self.config.longest} only")
+        return x + self.positions.weight[start:end]
+
+
+def build(config: ModelConfig, seed: int = 0) -> LanguageModel:
+    """The model with its initial weights, which depend on the config and the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LanguageModel(config)
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())

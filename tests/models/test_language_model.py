@@ -1,0 +1,197 @@
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from compactattn.models import head
+from compactattn.models.config import ModelConfig
+from compactattn.models.generation import generate
+from compactattn.models.head import head_loss
+from compactattn.models.language_model import build, count_parameters
+from compactattn.models.zoo import ZOO
+
+VOCAB = 31
+SMALL = {"vocab": VOCAB, "layers": 2, "width": 24, "heads": 3}
+MODELS = [
+    ModelConfig(**SMALL, kernel="sparsemax"),
+    ModelConfig(**SMALL, kernel="gaussian", positions="alibi"),
+    ModelConfig(**SMALL, kernel="norm_relu", as_released="efficient"),
+    ModelConfig(**SMALL, kernel="topk_softmax(4)"),
+    ModelConfig(**SMALL, architecture="transformer", positions="alibi"),
+    ModelConfig(**SMALL, architecture="transformer", positions="learned", longest=90, kernel="biweight"),
+    ModelConfig(**SMALL, architecture="transformer"),
+]
+each_model = pytest.mark.parametrize("config", MODELS, ids=lambda c: f"{c.architecture}-{c.kernel}-{c.positions}{c.as_released}")
+
+
+def tokens(batch=3, time=80, seed=0):
+    return torch.randint(0, VOCAB, (batch, time), generator=torch.Generator().manual_seed(seed))
+
+
+@each_model
+def test_step_by_step_logits_equal_the_full_forward(config):
+    model, text = build(config).double(), tokens()
+    full = model(text)
+    logits, cache = model.prefill(text[:, :1])
+    steps = [logits]
+    for t in range(1, text.shape[1]):
+        logits, cache = model.step(text[:, t], cache)
+        steps.append(logits)
+    torch.testing.assert_close(torch.stack(steps, 1), full, rtol=1e-10, atol=1e-10)
+    logits, cache = model.prefill(text[:, :50])
+    logits, cache = model.advance(text[:, 50:77], cache)
+    torch.testing.assert_close(logits, full[:, 76], rtol=1e-10, atol=1e-10)
+    assert cache.length == 77
+
+
+@each_model
+def test_no_logit_depends_on_a_later_token(config):
+    model, text = build(config), tokens(1)
+    changed = text.clone()
+    changed[:, 40:] = (changed[:, 40:] + 7) % VOCAB
+    with torch.no_grad():
+        before, after = model(text), model(changed)
+    assert torch.equal(before[:, :40], after[:, :40])
+    assert not torch.equal(before[:, 40], after[:, 40])
+
+
+@each_model
+def test_the_fused_loss_is_cross_entropy_in_value_and_every_gradient(config, monkeypatch):
+    monkeypatch.setattr(head, "CHUNK", 7 * VOCAB)  # several chunks, the last one short
+    model, text = build(config).double(), tokens(2, 40)
+    targets, counted = tokens(2, 40, seed=1), torch.rand(2, 40, generator=torch.Generator().manual_seed(2)) < 0.4
+    total, count = model.loss(text, targets, counted)
+    plain = (cross_entropy(model(text).flatten(0, 1), targets.flatten(), reduction="none") * counted.flatten()).sum()
+    torch.testing.assert_close(total, plain, rtol=1e-12, atol=1e-12)
+    assert int(count) == int(counted.sum())
+    parameters = dict(model.named_parameters())
+    ours, theirs = (torch.autograd.grad(loss * 0.5, parameters.values()) for loss in (total, plain))
+    for name, mine, other in zip(parameters, ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_loss_stores_no_tensor_of_batch_by_time_by_vocabulary(monkeypatch):
+    monkeypatch.setattr(head, "CHUNK", 2**12)
+    hidden, weight = torch.randn(512, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
+    targets, counted = torch.randint(0, 1000, (512,)), torch.ones(512, dtype=torch.bool)
+    sizes = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+            out = function(*arguments, **(keywords or {}))
+            sizes.extend(x.numel() for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor))
+            return out
+
+    with Watch():
+        head_loss(hidden, weight, targets, counted, 0.5).backward()
+    assert 0 < max(sizes) <= 2**12 < 512 * 1000
+
+
+def test_the_loss_of_bf16_autocast_is_near_that_of_fp32():
+    model, text = build(MODELS[0]), tokens()
+    everything = torch.ones_like(text, dtype=torch.bool)
+    exact, _ = model.loss(text, text, everything)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough, _ = model.loss(text, text, everything)
+    assert rough.dtype == torch.float32
+    torch.testing.assert_close(rough, exact, rtol=2e-2, atol=0)
+    rough.backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_weights_depend_on_the_config_and_the_seed_alone():
+    torch.manual_seed(1)
+    first = build(MODELS[0], seed=3)
+    torch.rand(5)
+    before = torch.random.get_rng_state()
+    second, other = build(MODELS[0], seed=3), build(MODELS[0], seed=4)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+    assert not torch.equal(first.embedding.weight, other.embedding.weight)
+
+
+def test_a_mosaic_starts_as_published():
+    model = build(ModelConfig(vocab=400, layers=4, width=512, heads=8))
+    block = model.blocks[0]
+    for weight, deviation in (
+        (model.embedding.weight, 1.0),
+        (block.mixer.to_keys.weight, 512**-0.5),
+        (block.mixer.to_output.weight, 512**-0.5 / 2),
+        (block.store.to_keys.weight, 512**-0.5),
+        (block.store.to_output.weight, 512**-0.5 / 2),
+        (block.store.keys, 64**-0.5),
+        (block.store.values, 64**-0.5),
+    ):
+        assert weight.std().item() == pytest.approx(deviation, rel=0.02)
+    assert block.store.keys.shape == (8, 7 * 512 // 2, 64)
+    assert not any(name.endswith("bias") for name, _ in model.named_parameters())
+    assert model.scale == 512**-0.5
+
+
+def test_a_mosaic_and_a_transformer_of_one_size_have_matching_parameter_counts():
+    for size in ZOO.values():
+        small = {"vocab": 64, "layers": 1}
+        mosaic, transformer = (count_parameters(build(size.configure(architecture=a, **small))) for a in ("mosaic", "transformer"))
+        assert mosaic == pytest.approx(transformer, rel=0.02)
+
+
+def test_memory_mosaics_has_2688_slots_at_the_width_of_the_language_model():
+    assert ZOO["stories-12"].configure().slots_per_head == 2688
+    assert ZOO["regular"].configure().slots_per_head == 448
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"architecture": "rnn"}, ["'rnn'", "'mosaic'"]),
+        ({"heads": 5}, ["24", "5"]),
+        ({"kernel": "gausian"}, ["gausian", "gaussian"]),
+        ({"positions": "learned"}, ["longest"]),
+        ({"layers": 0}, ["layers", "at least 1"]),
+        ({"as_released": "yes"}, ["as_released", "'efficient'"]),
+    ],
+)
+def test_a_config_that_cannot_be_is_told_in_words(change, words):
+    with pytest.raises(ValueError) as error:
+        ModelConfig(**{**SMALL, **change})
+    assert all(word in str(error.value) for word in words)
+
+
+def test_learned_positions_end_where_they_were_told_to():
+    with pytest.raises(ValueError) as error:
+        build(MODELS[5])(tokens(1, 91))
+    assert "91" in str(error.value)
+    assert "90" in str(error.value)
+
+
+def test_generation_is_greedy_at_temperature_0_and_equals_the_uncached_model():
+    model, text = build(MODELS[0]).double(), tokens(2, 5)
+    made = list(generate(model, text, 12))
+    for token in made:
+        assert torch.equal(token, model(text)[:, -1].argmax(-1))
+        text = torch.cat((text, token[:, None]), 1)
+    assert len(made) == 12
+
+
+def test_generation_depends_on_its_seed_and_stops_when_every_row_has_stopped():
+    model, text = build(MODELS[0]), tokens(2, 5)
+    runs = [torch.stack(list(generate(model, text, 20, temperature=1.0, seed=seed))) for seed in (0, 0, 1)]
+    assert torch.equal(runs[0], runs[1])
+    assert not torch.equal(runs[0], runs[2])
+    stop = int(next(iter(generate(model, text[:1], 1)))[0])
+    assert len(list(generate(model, text[:1], 20, stop=stop))) == 1
+
+
+def test_a_look_at_the_model_covers_every_layer():
+    for config in MODELS[:2] + MODELS[4:5]:
+        looks = build(config).inspect(tokens(1, 20))
+        assert [look.weights.shape for look in looks] == [(1, 3, 20, 20)] * 2
+        assert looks[0].readout.support.shape == (1, 3, 20)
+
+
+def test_the_loss_compiles_into_one_graph_with_its_gradients():
+    model, text = build(MODELS[0]), tokens(2, 20)
+    counted = torch.ones_like(text, dtype=torch.bool)
+    compiled = torch.compile(model.loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(text, text, counted)[0], model.loss(text, text, counted)[0])
+    compiled(text, text, counted)[0].backward()
+    assert all(p.grad is not None for p in model.parameters())

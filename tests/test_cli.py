@@ -13,6 +13,7 @@ import torch
 
 import compactattn
 from compactattn import cli, weights
+from compactattn.cli import family
 from compactattn.kernels import FAMILY, NAMES
 
 
@@ -68,7 +69,19 @@ def test_help_names_every_command_and_gives_examples(arguments, capsys):
         cli.main(arguments)
     assert exit.value.code == 0
     text = capsys.readouterr().out
-    for command in ("kernels", "gallery", "demo"):
+    for command in (
+        "kernels",
+        "gallery",
+        "show",
+        "demo",
+        "train",
+        "sweep",
+        "evaluate",
+        "report",
+        "generate",
+        "resume",
+        "models",
+    ):
         assert f"• {command}" in text
         assert f"  compactattn {command}" in text
     assert 'attend(q, k, v, kernel="biweight")' in text
@@ -120,15 +133,15 @@ def test_output_that_cannot_write_symbols_is_still_output(monkeypatch):
     assert "sparsemax" in ascii_only.read()
 
 
-# -- demo and gallery ----------------------------------------------------------------------------
+# -- show and gallery ----------------------------------------------------------------------------
 
 
-def test_demo_shows_the_weights_of_each_kernel(tmp_path, capsys, quick_gallery):
-    cli.main(["demo", "--out", str(tmp_path / "new")])
+def test_show_shows_the_weights_of_each_kernel(tmp_path, capsys, quick_gallery):
+    cli.main(["show", "--out", str(tmp_path / "new")])
     text = capsys.readouterr().out
     rows = read_rows(text)
-    cosines = torch.tensor(cli.ANGLES, dtype=torch.float64).deg2rad().cos()
-    for name, kernel in cli._name_examples().items():
+    cosines = torch.tensor(family.ANGLES, dtype=torch.float64).deg2rad().cos()
+    for name, kernel in family._name_examples().items():
         *shown, support, _ = rows[name]
         expected = weights(cosines, kernel, scale=8.0)
         assert int(support) == (expected > 0).sum()
@@ -139,23 +152,23 @@ def test_demo_shows_the_weights_of_each_kernel(tmp_path, capsys, quick_gallery):
     assert "compactattn kernels" in text
 
 
-def test_demo_tells_a_small_weight_from_none(tmp_path, capsys, quick_gallery):
-    cli.main(["demo", "--out", str(tmp_path), "--kernels", "softmax", "sparsemax"])
+def test_show_tells_a_small_weight_from_none(tmp_path, capsys, quick_gallery):
+    cli.main(["show", "--out", str(tmp_path), "--kernels", "softmax", "sparsemax"])
     rows = read_rows(capsys.readouterr().out)
     assert rows["softmax"][4:7] == ["<.01", "<.01", "6"]
     assert rows["sparsemax"][2:7] == ["·", "·", "·", "·", "2"]
 
 
-def test_demo_reads_the_bandwidth_of_the_fixed_kernel(tmp_path, capsys, quick_gallery):
-    cli.main(["demo", "--out", str(tmp_path), "--kernels", "norm_relu", "gaussian"])
+def test_show_reads_the_bandwidth_of_the_fixed_kernel(tmp_path, capsys, quick_gallery):
+    cli.main(["show", "--out", str(tmp_path), "--kernels", "norm_relu", "gaussian"])
     rows = read_rows(capsys.readouterr().out)
     h = f"{8**-0.5:.2f}"  # h = 1/√scale
     assert rows["norm_relu"] == ["0.96", "0.04", "·", "·", "·", "·", "2", h]
     assert rows["gaussian"][-1] == h
 
 
-def test_demo_shows_every_kernel_of_the_family_once():
-    shown = cli._name_examples()
+def test_show_shows_every_kernel_of_the_family_once():
+    shown = family._name_examples()
     assert len(set(shown.values())) == len(shown)
     assert {NAMES[name.partition("(")[0]].name for name in shown} >= {m.name for m in FAMILY} - {"rectified", "topk_rectified"}
 
@@ -181,16 +194,16 @@ def refuse(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_unknown_kernel_is_one_sentence_with_a_suggestion(tmp_path, capsys):
-    said = refuse(["demo", "--out", str(tmp_path / "new"), "--kernels", "sparsmax"], capsys)
+    said = refuse(["show", "--out", str(tmp_path / "new"), "--kernels", "sparsmax"], capsys)
     assert said.startswith("compactattn: unknown kernel 'sparsmax'; did you mean 'sparsemax'?")
     assert not (tmp_path / "new").exists()
 
 
 def test_wrong_argument_of_a_kernel_is_one_sentence(capsys):
-    assert "relumax takes (r=1, b=1)" in refuse(["demo", "--kernels", "relumax(q=2)"], capsys)
+    assert "relumax takes (r=1, b=1)" in refuse(["show", "--kernels", "relumax(q=2)"], capsys)
 
 
-@pytest.mark.parametrize("command", ["demo", "gallery"])
+@pytest.mark.parametrize("command", ["show", "gallery"])
 @pytest.mark.parametrize("below", ["", "below"])
 def test_directory_that_cannot_be_written_is_one_sentence(command, below, tmp_path, capsys):
     (tmp_path / "file").touch()

@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from compactattn import Causal, attend
-from compactattn.memory.features import CHUNK, context_keys, leaky_average, leaky_scan, peek_values
+from compactattn.memory.features import CHUNK as CHUNKS
+from compactattn.memory.features import context_keys, leaky_average, leaky_scan, peek_values
+
+CHUNK = CHUNKS["cpu"]
 
 
 def test_leaky_average_is_the_recurrence_of_eq_5():

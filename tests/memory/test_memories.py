@@ -142,7 +142,12 @@ def test_persistent_memory_does_not_copy_its_slots_for_each_sample():
 @pytest.mark.parametrize("path", ["efficient", "plain"])
 def test_as_released_changes_only_the_kernels_that_the_published_code_changes(path):
     changed = {str(kernel) for kernel in map(parse, ALL_KERNELS) if departs(kernel, path)}
-    assert changed == {"efficient": {"norm_relu", "relumax(r=1, b=1)", "topk_uniform(3)"}, "plain": {"norm_relu", "relumax(r=1, b=1)"}}[path]
+    assert (
+        changed
+        == {"efficient": {"norm_relu", "relumax(r=1, b=1)", "topk_uniform(3)"}, "plain": {"norm_relu", "relumax(r=1, b=1)"}}[
+            path
+        ]
+    )
     assert all(scoring(parse(kernel)) == Scoring(parse(kernel)) for kernel in ALL_KERNELS)
 
 

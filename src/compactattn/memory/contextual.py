@@ -66,6 +66,13 @@ class ContextualMemory(nn.Module):
 
     def recall(self, x: Tensor, past: Context | None) -> tuple[Regression, Context]:
         """What `attend` is asked at new positions."""
+        q, k, v, context = self.features(x, past)
+        beta_squared = self.beta_squared()
+        mask = self.scoring.mask(beta_squared)
+        return Regression(q, k, v, self.scoring.scale(beta_squared), mask & ALiBi() if self.alibi else mask), context
+
+    def features(self, x: Tensor, past: Context | None) -> tuple[Tensor, Tensor, Tensor, Context]:
+        """Queries at new positions, and the keys and values of all (paper Eq. 5)."""
         projected, raw = self._split(self.to_keys(x)), self._split(self.to_values(x))
         average = leaky_scan(projected, self.leak().abs(), None if past is None else past.average)
         q = unit(average)
@@ -74,10 +81,7 @@ class ContextualMemory(nn.Module):
         # the last value peeks at nothing: no query reaches it before the next position has come
         new = peek_values(source, self.mix) * self.log_value_scale().exp()[:, None, None]
         v = new if past is None else torch.cat((past.values, new), 2)
-        context = Context(average[:, :, -1], k, v[:, :, :-1], raw[:, :, -1:])
-        beta_squared = self.beta_squared()
-        mask = self.scoring.mask(beta_squared)
-        return Regression(q, k, v, self.scoring.scale(beta_squared), mask & ALiBi() if self.alibi else mask), context
+        return q, k, v, Context(average[:, :, -1], k, v[:, :, :-1], raw[:, :, -1:])
 
     def inspect(self, x: Tensor) -> Look:
         """What each query attends to."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-CHUNK = 64  # times that one matrix product covers
+CHUNK = {"cpu": 64, "cuda": 256}  # times that one matrix product covers
 
 
 def leaky_average(x: Tensor, leak: Tensor) -> Tensor:
@@ -28,17 +28,17 @@ def leaky_scan(x: Tensor, leak: Tensor, state: Tensor | None = None) -> Tensor:
 
     `state` (B, H, D) is the average that the sequence before x ended with; the last row of the result is the next state.
     """
-    time = x.shape[-2]
-    if time <= CHUNK:
+    time, chunk = x.shape[-2], CHUNK.get(x.device.type, 64)
+    if time <= chunk:
         out = leaky_average(x, leak)
     else:
-        chunks = pad(x, (0, 0, 0, -time % CHUNK)).unflatten(-2, (-1, CHUNK))  # (B, H, N, CHUNK, D)
+        chunks = pad(x, (0, 0, 0, -time % chunk)).unflatten(-2, (-1, chunk))  # (B, H, N, chunk, D)
         batch, heads, count, _, dim = chunks.shape
         inside = leaky_average(chunks.permute(0, 2, 1, 3, 4).flatten(0, 1), leak).unflatten(0, (batch, count))
         ends = inside[..., -1, :].transpose(1, 2)  # (B, H, N, D)
-        entering = pad(leaky_scan(ends, leak * CHUNK), (0, 0, 1, -1)).transpose(1, 2)  # (B, N, H, D)
-        inside = inside + _fade(leak, CHUNK, x) * entering[..., None, :]
-        out = inside.transpose(1, 2).reshape(batch, heads, count * CHUNK, dim)[..., :time, :]
+        entering = pad(leaky_scan(ends, leak * chunk), (0, 0, 1, -1)).transpose(1, 2)  # (B, N, H, D)
+        inside = inside + _fade(leak, chunk, x) * entering[..., None, :]
+        out = inside.transpose(1, 2).reshape(batch, heads, count * chunk, dim)[..., :time, :]
     return out if state is None else out + _fade(leak, time, x) * state[..., None, :]
 
 

@@ -8,7 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from compactattn.memory.contextual import ContextualMemory
 from compactattn.memory.inspection import Look
+from compactattn.memory.persistent import PersistentMemory
 from compactattn.models.block import make_mosaic_block, make_transformer_block
 from compactattn.models.config import ModelConfig
 from compactattn.models.head import head_loss
@@ -62,6 +64,14 @@ class LanguageModel(nn.Module):
         hidden = self.hidden(inputs).flatten(0, 1)
         total = head_loss(hidden, self.embedding.weight, targets.flatten(), counted.flatten(), self.scale)
         return total, counted.sum()
+
+    def compile_parts(self) -> None:
+        """Compiles what surrounds attention: one graph for all blocks and every kernel, in seconds."""
+        for module in self.modules():
+            if isinstance(module, ContextualMemory):
+                module.features = torch.compile(module.features, dynamic=False)  # type: ignore[method-assign]
+            elif isinstance(module, PersistentMemory):
+                module.advance = torch.compile(module.advance, dynamic=False)  # type: ignore[method-assign]
 
     def prefill(self, tokens: Tensor) -> tuple[Tensor, Cache]:
         """Logits (B, V) after the last of tokens (B, T), and a cache to go on from."""

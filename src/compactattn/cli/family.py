@@ -1,62 +1,21 @@
-"""Attention as Nadaraya-Watson regression with compact kernels.
-
-Examples:
-  compactattn demo                     the family on six keys, and its pictures
-  compactattn demo --kernels softmax "relumax(r=2)" "topk_softmax(3)"
-  compactattn kernels                  every kernel: how to call it, what it computes
-  compactattn kernels --markdown       the same, for a document
-  compactattn gallery --out figures    the pictures alone
-  compactattn --version
-
-In Python:
-  from compactattn import attend
-  out = attend(q, k, v, kernel="biweight")    # (batch, heads, time, head_dim)
-"""
+"""Commands that show the family: what each kernel computes, and what that looks like."""
 
 from __future__ import annotations
 
-import io
-import os
 import re
-import sys
-import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import torch
 import tyro
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from tyro.extras import SubcommandApp
 
-import compactattn
 from compactattn.attention import Readout, attend
-from compactattn.kernels import FAMILY, Kernel, Member, parse
-
-app = SubcommandApp()  # a command is a function under @app.command: its arguments are the options, its docstring the help
-
-
-class UsageError(Exception):
-    """What the user can put right: told in one sentence, with no traceback."""
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command. A mistake in its arguments is told on stderr, with exit status 2."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # where the output cannot write τ, a question mark will do
-    if arguments == ["--version"]:
-        print(f"compactattn {compactattn.__version__}")
-        return
-    try:
-        app.cli(prog="compactattn", description=__doc__, args=arguments or ["--help"])
-    except UsageError as error:
-        print(f"compactattn: {error}", file=sys.stderr)
-        sys.exit(2)
-
+from compactattn.cli.app import FREE_WIDTH, app, console, parse_kernel, prepare_folder
+from compactattn.kernels import FAMILY, Kernel, Member
 
 # -- commands ------------------------------------------------------------------------------------
 
@@ -72,11 +31,11 @@ def kernels(markdown: bool = False) -> None:
     if markdown:
         print(_format_markdown(rows))
         return
-    console = _console()
+    terminal = console()
     wide = _tabulate(rows)
-    natural = console.measure(wide, options=console.options.update(max_width=FREE_WIDTH)).maximum
-    console.print(wide if natural <= console.width else _tabulate_narrow(rows))
-    console.print(f"\n{LEGEND}", markup=False)
+    natural = terminal.measure(wide, options=terminal.options.update(max_width=FREE_WIDTH)).maximum
+    terminal.print(wide if natural <= terminal.width else _tabulate_narrow(rows))
+    terminal.print(f"\n{LEGEND}", markup=False)
 
 
 @app.command
@@ -96,19 +55,19 @@ KernelTexts = Annotated[
 
 
 @app.command
-def demo(out: Path = Path("demo"), kernels: KernelTexts = ()) -> None:
+def show(out: Path = Path("gallery"), kernels: KernelTexts = ()) -> None:
     """Show the family at work: the weights that each kernel gives six keys, and the gallery.
 
     Args:
-        out: Directory for the pictures, made if need be, as in: compactattn demo --out demo
-        kernels: What to show, as in: compactattn demo --kernels softmax "relumax(r=2, b=1)" "entmax(4/3)"
+        out: Directory for the pictures, made if need be, as in: compactattn show --out gallery
+        kernels: What to show, as in: compactattn show --kernels softmax "relumax(r=2, b=1)" "entmax(4/3)"
     """
-    examples = {text: _parse(text) for text in kernels} or _name_examples()
-    _prepare(out)
-    console = _console()
-    console.print(f"One query, six unit keys, scale = {SCALE:g}. A key farther than h weighs nothing.\n")
-    console.print(_tabulate_weights(examples))
-    console.print(
+    examples = {text: parse_kernel(text) for text in kernels} or _name_examples()
+    prepare_folder(out)
+    terminal = console()
+    terminal.print(f"One query, six unit keys, scale = {SCALE:g}. A key farther than h weighs nothing.\n")
+    terminal.print(_tabulate_weights(examples))
+    terminal.print(
         '\n· is an exact zero, "<.01" a small weight. keys = how many weigh something,'
         "\nh = effective bandwidth (for softmax, which reaches every key, 1/√scale)."
         "\n\nDrawing the gallery …"
@@ -240,38 +199,8 @@ def _format_weight(w: float) -> Text:
     return Text("·", "dim") if w == 0 else Text("<.01" if w < 0.005 else f"{w:.2f}")
 
 
-# -- the edge ------------------------------------------------------------------------------------
-
-
-FREE_WIDTH = 1000  # more columns than any table needs
-
-
-def _console() -> Console:
-    """A console that does not wrap what goes to a file: one row stays one line."""
-    free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
-    return Console(highlight=False, width=FREE_WIDTH if free else None)
-
-
-def _parse(text: str) -> Kernel:
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def _prepare(out: Path) -> None:
-    """Makes the directory and checks that it takes files, before any work is done."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=out):
-            pass
-    except OSError as error:
-        reason = "it is a file" if out.is_file() else error.strerror
-        raise UsageError(f"cannot write to {str(out)!r} ({reason}); choose another directory with --out") from error
-
-
 def _draw(out: Path) -> list[Path]:
-    _prepare(out)
+    prepare_folder(out)
     from compactattn.report.gallery import write_gallery  # matplotlib takes a second: only commands that draw wait for it
 
     return write_gallery(out)

@@ -1,0 +1,46 @@
+"""Attention as Nadaraya-Watson regression with compact kernels.
+
+Examples:
+  compactattn demo                     train three small models and see which ones extrapolate (minutes on a laptop)
+  compactattn train length-gen --task mqmtar --kernel sparsemax --preset cpu-quick
+  compactattn sweep length-gen --kernels gaussian,sparsemax,relumax --seeds 3
+  compactattn evaluate RUN --lengths 64,128,256 --mode free-running
+  compactattn report RUN ... --out report
+  compactattn resume RUN               go on after Ctrl-C
+  compactattn generate RUN             let a model answer a prompt
+  compactattn models                   named sizes with their parameters
+  compactattn kernels                  every kernel: how to call it, what it computes
+  compactattn show                     the family on six keys, and its pictures
+  compactattn gallery --out figures    the pictures alone
+  compactattn --version
+
+In Python:
+  from compactattn import attend
+  out = attend(q, k, v, kernel="biweight")    # (batch, heads, time, head_dim)
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+
+import compactattn
+from compactattn.cli import family, laboratory  # noqa: F401  registers the commands
+from compactattn.cli.app import UsageError, app
+from compactattn.training.config import RunError
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Runs one command. A mistake in its arguments or in a run is told on stderr, with exit status 2."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # where the output cannot write τ, a question mark will do
+    if arguments == ["--version"]:
+        print(f"compactattn {compactattn.__version__}")
+        return
+    try:
+        app.cli(prog="compactattn", description=__doc__, args=arguments or ["--help"])
+    except (UsageError, RunError) as error:
+        print(f"compactattn: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,44 @@
+"""What all commands share: the application, its errors, the console and the checks at the edge."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from tyro.extras import SubcommandApp
+
+from compactattn.kernels import Kernel, parse
+
+app = SubcommandApp()  # a command is a function under @app.command: its arguments are the options, its docstring the help
+FREE_WIDTH = 1000  # more columns than any table needs
+
+
+class UsageError(Exception):
+    """What the user can put right: told in one sentence, with no traceback."""
+
+
+def console() -> Console:
+    """A console that does not wrap what goes to a file: one row stays one line."""
+    free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return Console(highlight=False, width=FREE_WIDTH if free else None)
+
+
+def parse_kernel(text: str) -> Kernel:
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def prepare_folder(out: Path) -> None:
+    """Makes the directory and checks that it takes files, before any work is done."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        reason = "it is a file" if out.is_file() else error.strerror
+        raise UsageError(f"cannot write to {str(out)!r} ({reason}); choose another directory with --out") from error

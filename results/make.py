@@ -1,0 +1,119 @@
+"""Makes the results of this folder: every row of the paper's tables of length generalisation, at the published sizes.
+
+    python results/make.py --tasks mqmtar,sort --seeds 0 --steps 2000 --out results/length-gen
+
+One line for each run goes to OUT/TASK.jsonl: config, environment, loss curve, wall time, evaluation. A run that has its
+line already is left out, so the command can be repeated. It needs torch, numpy and safetensors, and a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.multiprocessing as processes
+
+from compactattn.experiments import length_generalisation as length_gen
+from compactattn.experiments.runs import evaluate_run
+from compactattn.report import paper
+from compactattn.report.runs import export, load_results
+from compactattn.training.config import RunConfig
+from compactattn.training.interrupt import Interrupted
+
+TABLES = {"main": paper.MAIN, "neighbours": paper.NEIGHBOURS, "alibi": paper.ALIBI}
+
+
+def list_configs(tasks: list[str], seeds: list[int], table: str, steps: int, extra: dict[str, Any]) -> list[RunConfig]:
+    """A config for each row of a table, task and seed; seeds vary slowest, so that every row has one before any has two."""
+    rows = {row.variant: row for name, part in TABLES.items() if table in ("all", name) for row in part.rows}
+    return [
+        length_gen.vary(
+            length_gen.gpu_short(task),
+            seed=seed,
+            model={
+                "architecture": variant.architecture, "kernel": str(variant.kernel),
+                "positions": variant.positions, "as_released": variant.as_released,
+            },
+            training={"steps": steps, **extra},
+        )
+        for seed in seeds
+        for task in tasks
+        for variant, row in rows.items()
+        if any(where == task for where, _ in row.cells)
+    ]  # fmt: skip
+
+
+def samples_at(length: int) -> int:
+    """1,000 as published, fewer at the lengths that take longest."""
+    return 1000 if length <= 1024 else 500 if length <= 2048 else 250
+
+
+def make(config: RunConfig, out: Path) -> None:
+    """Trains and evaluates one run and appends its line."""
+    started = time.time()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        length_gen.run(config, folder, show_progress=False)
+        trained = time.time() - started
+        for length in paper.LENGTHS[config.data["task"]]:
+            evaluate_run(folder, [length], samples=samples_at(length))
+        line = export(folder)
+    task = config.data["task"]
+    with (out / f"{task}.jsonl").open("a") as file:
+        file.write(json.dumps(line) + "\n")
+    shares = " ".join(f"{row['exact'] / row['samples']:.2f}" for row in line["evaluation"])
+    print(f"{task} {config.model.architecture} {config.model.kernel} {config.model.positions} seed {config.seed}: {shares}"
+          f"  ({trained:.0f} s training, {time.time() - started - trained:.0f} s evaluation)", flush=True)  # fmt: skip
+
+
+def work(queue: Any, out: Path, deadline: float) -> None:
+    while (config := queue.get()) is not None:
+        if time.time() > deadline:
+            print(f"no time left for {config.data['task']} {config.model.kernel}", flush=True)
+            continue
+        try:
+            make(config, out)
+        except Interrupted:
+            return
+        except Exception as error:  # one run that fails must not take the others with it
+            print(f"FAILED {config.data['task']} {config.model.kernel}: {error!r}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", default="mqmtar,sort,reverse")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--table", default="all", help="main, neighbours, alibi or all")
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--compile", default="parts")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time on the one GPU")
+    parser.add_argument("--minutes", type=float, default=1e6, help="start no run after this time")
+    parser.add_argument("--out", type=Path, default=Path("results/length-gen"))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    configs = list_configs(
+        given.tasks.split(","), [int(seed) for seed in given.seeds.split(",")], given.table, given.steps, {"compile": given.compile}
+    )
+    done = [run.config for path in given.out.glob("*.jsonl") for run in load_results(path)]
+    todo = [config for config in configs if config not in done]
+    print(f"{len(todo)} of {len(configs)} runs to do on {torch.cuda.get_device_name()}", flush=True)
+    context = processes.get_context("spawn")
+    queue = context.Queue()
+    for config in [*todo, *[None] * given.workers]:
+        queue.put(config)
+    deadline = time.time() + 60 * given.minutes
+    workers = [context.Process(target=work, args=(queue, given.out, deadline)) for _ in range(given.workers)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

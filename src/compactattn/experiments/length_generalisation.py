@@ -1,0 +1,149 @@
+"""Length generalisation: trained on short sequences, tested on long ones (paper §4.3).
+
+A preset is a function from a task to a complete config; a variant changes fields of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from compactattn.data.sequences import TASKS, Sequences, TestSet, choose_task
+from compactattn.data.tasks import Task
+from compactattn.evaluation.exact_match import evaluate
+from compactattn.models.language_model import build
+from compactattn.models.zoo import ZOO
+from compactattn.training.config import RunConfig, TrainingConfig
+from compactattn.training.loop import Summary, train
+
+NAME = "length-gen"
+VALIDATION_SEED = 1  # of sequences like the test sets', and none of theirs
+VALIDATION_SAMPLES = 200
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run is trained on: a task, what differs from the published one, and the lengths of its sources."""
+
+    task: str
+    changes: Mapping[str, Any]
+    shortest: int = 32
+    longest: int = 64
+
+    @staticmethod
+    def of(config: RunConfig) -> Data:
+        """The data of a config; a ValueError names what is wrong."""
+        if config.experiment != NAME:
+            raise ValueError(f"the run is of the experiment {config.experiment!r}, not {NAME!r}")
+        known = {"task": str, "changes": dict, "shortest": int, "longest": int}
+        for name, value in config.data.items():
+            if name not in known:
+                raise ValueError(f"data.{name} is unknown; {NAME} has {', '.join(known)}")
+            if type(value) is not known[name]:
+                raise ValueError(f"data.{name} = {value!r} must be of type {known[name].__name__}")
+        if missing := [name for name in ("task", "changes") if name not in config.data]:
+            raise ValueError(f"data.{missing[0]} is missing")
+        return Data(**config.data)
+
+    def make_task(self) -> Task:
+        return choose_task(self.task, **self.changes)
+
+
+# -- configs -------------------------------------------------------------------------------------
+
+
+def paper(task: str) -> RunConfig:
+    """The published recipe: days on a GPU for all rows and seeds."""
+    sizes, examples = {"sort": "sort", "reverse": "reverse", "copy": "reverse", "mqmtar": "recall"}, {"mqmtar": 50, "sort": 40}
+    steps = examples.get(task, 30) * 1_000_000 // 256
+    training = TrainingConfig(
+        steps=steps, batch=256, rate=1e-3, final_rate=5e-5, warmup=40_000, decay=0.1, betas=(0.9, 0.999), precision="bf16",
+        log_every=100, checkpoint_every=5000, validate_every=5000,
+    )  # fmt: skip
+    model = ZOO[sizes[_known(task)]].configure(vocab=choose_task(task).vocab)
+    return RunConfig(NAME, 0, model, training, asdict(Data(task, {})))
+
+
+def gpu_short(task: str) -> RunConfig:
+    """The published model and data for 2,000 steps: minutes on a GPU, a hundredth of the published training."""
+    config = paper(task)
+    training = replace(
+        config.training, steps=2000, warmup=200, betas=(0.9, 0.99), log_every=20, checkpoint_every=1000, validate_every=500
+    )
+    return replace(config, training=training)
+
+
+def cpu_quick(task: str) -> RunConfig:
+    """A small model on a small task: a minute or two on two CPU cores."""
+    changes = {"mqmtar": {"symbols": 64, "words": 64, "width": 1, "queries": 1}}.get(_known(task), {"symbols": 16})
+    data = Data(task, changes, shortest=16, longest=32)
+    training = TrainingConfig(
+        steps=1000, batch=64, rate=3e-3, final_rate=1e-4, warmup=100, betas=(0.9, 0.99),
+        log_every=10, checkpoint_every=200, validate_every=200,
+    )  # fmt: skip
+    model = ZOO["laptop"].configure(vocab=data.make_task().vocab)
+    return RunConfig(NAME, 0, model, training, asdict(data))
+
+
+PRESETS: dict[str, Callable[[str], RunConfig]] = {"cpu-quick": cpu_quick, "gpu-short": gpu_short, "paper": paper}
+
+
+def _known(task: str) -> str:
+    if task not in TASKS:
+        raise ValueError(f"task {task!r} is unknown; choose one of {', '.join(TASKS)}")
+    return task
+
+
+def vary(
+    config: RunConfig, *, seed: int | None = None, model: Mapping[str, Any] = {}, training: Mapping[str, Any] = {}
+) -> RunConfig:
+    """The config with other fields. Fewer steps than the warm-up shorten the warm-up to a tenth of them."""
+    changed = replace(config.training, **{**_shorten(config.training, training), **training})
+    return replace(config, seed=config.seed if seed is None else seed, model=replace(config.model, **model), training=changed)
+
+
+def _shorten(old: TrainingConfig, changes: Mapping[str, Any]) -> dict[str, int]:
+    steps = changes.get("steps", old.steps)
+    return {"warmup": steps // 10} if old.warmup >= steps else {}
+
+
+# -- from a config to a model and its results ----------------------------------------------------
+
+
+def open_stream(config: RunConfig) -> Sequences:
+    data = Data.of(config)
+    return Sequences(data.make_task(), config.seed, data.shortest, data.longest)
+
+
+def run(
+    config: RunConfig, folder: Path, *, resume: bool = False, show_progress: bool = True, tensorboard: bool = False
+) -> Summary:
+    """Trains the model of a config."""
+    data = Data.of(config)
+    held_out = TestSet(data.make_task(), data.longest, VALIDATION_SAMPLES, VALIDATION_SEED)
+
+    def validate(model: nn.Module) -> dict[str, float]:
+        found = evaluate(model, held_out)
+        return {"exact_match": found.exact_match, "token_accuracy": found.token_accuracy}
+
+    return train(
+        config, build(config.model, config.seed), open_stream(config), folder,
+        resume=resume, validate=validate, show_progress=show_progress, tensorboard=tensorboard,
+    )  # fmt: skip
+
+
+def default_lengths(config: RunConfig) -> Sequence[int]:
+    """The lengths of the paper's table for a task, as multiples of the longest source in training."""
+    data = Data.of(config)
+    factors = (
+        {"mqmtar": (1, 2, 4, 8), "sort": (1, 2, 4)} if data.changes else {"mqmtar": (1, 2, 4, 8, 16, 32, 64), "sort": (1, 2, 4)}
+    )
+    return [int(data.longest * factor) for factor in factors.get(data.task, (1, 1.5))]
+
+
+def open_test_set(config: RunConfig, length: int, samples: int = 1000) -> TestSet:
+    return TestSet(Data.of(config).make_task(), length, samples)

@@ -1,0 +1,81 @@
+"""Runs on disk: opened, evaluated, and worked through one after another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from compactattn.evaluation.exact_match import Match, Mode, evaluate
+from compactattn.experiments import length_generalisation as length_gen
+from compactattn.models.language_model import LanguageModel, build
+from compactattn.training.checkpoint import load, load_config, restore_weights
+from compactattn.training.config import RunConfig, RunError
+from compactattn.training.files import replace_durably
+
+EVALUATION = "evaluation.jsonl"
+
+
+class Trained(NamedTuple):
+    """A model as a run left it."""
+
+    config: RunConfig
+    model: LanguageModel
+    step: int
+
+
+def open_run(folder: Path, device: str = "auto") -> Trained:
+    """The model of a run with the weights of its checkpoint, in evaluation mode."""
+    config, saved = load_config(folder), load(folder)
+    model = build(config.model)
+    restore_weights(model, saved.weights)
+    where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    return Trained(config, model.to(where).eval(), saved.step)
+
+
+Progress = Callable[[int, int, int], None]  # length, samples done, samples in all
+
+
+def evaluate_run(
+    folder: Path,
+    lengths: Sequence[int] | None = None,
+    mode: Mode = "teacher-forced",
+    samples: int = 1000,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> list[Match]:
+    """Exact match of a run at each length, also written to its evaluation.jsonl, where it takes the place of older lines."""
+    trained = open_run(folder, device)
+    found = []
+    for length in lengths or length_gen.default_lengths(trained.config):
+        try:
+            test_set = length_gen.open_test_set(trained.config, length, samples)
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        watch = None if progress is None else (lambda done, total, length=length: progress(length, done, total))
+        found.append(evaluate(trained.model, test_set, mode, progress=watch))
+        _write_rows(folder, [found[-1].to_row(seed=trained.config.seed, step=trained.step)])
+    return found
+
+
+def _write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
+    """Adds lines to evaluation.jsonl; a line for the same test set and mode replaces the older one."""
+
+    def key(row: dict[str, Any]) -> tuple[Any, ...]:
+        return row["task"], row["mode"], row["length"]
+
+    path = folder / EVALUATION
+    older = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    kept = {key(row): row for row in [*older, *rows]}
+    text = "".join(json.dumps(kept[place]) + "\n" for place in sorted(kept))
+    replace_durably(path, text.encode())
+
+
+def evaluated(folder: Path, mode: str) -> set[int]:
+    """Lengths at which the run has been evaluated in that mode."""
+    path = folder / EVALUATION
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return {row["length"] for row in rows if row["mode"] == mode}

@@ -1,0 +1,1 @@
+"""One training loop for every experiment, and the run folder it writes."""

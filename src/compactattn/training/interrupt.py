@@ -1,0 +1,42 @@
+"""Ctrl-C and the terminate signal: the first asks the run to stop after its step, the second stops it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from compactattn.training.config import RunError
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(RunError):
+    """The run was asked to stop; it has saved a checkpoint and can be resumed."""
+
+
+class Interrupt:
+    """`asked` tells whether a signal came. The handlers of before are put back at the end."""
+
+    def __init__(self, announce: bool) -> None:
+        self.asked = False
+        self._announce = announce
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupt:
+        if threading.current_thread() is threading.main_thread():  # Python lets no other thread set handlers
+            self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        if self._announce:  # past Python's buffers, which the signal may have caught in the middle of a line
+            os.write(2, b"\nstopping after this step, then saving; once more stops at once without saving\n")

@@ -1,0 +1,346 @@
+"""The training loop. There is one, for every experiment.
+
+An update sums loss and gradient over the micro-batches of all processes and divides by the number of counted positions
+in the whole batch, so neither accumulation nor the number of processes changes what is learned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from compactattn.data.batches import Batch, Stream
+from compactattn.training import checkpoint as checkpoints
+from compactattn.training.checkpoint import Checkpoint
+from compactattn.training.config import RunConfig, RunError, differences
+from compactattn.training.distributed import Group, join
+from compactattn.training.divergence import Diverged, blame
+from compactattn.training.feed import Feed, Span, check_shares, seed_of, spans
+from compactattn.training.files import replace_durably
+from compactattn.training.interrupt import Interrupt, Interrupted
+from compactattn.training.optimiser import build_optimiser, rate_at, set_rate
+from compactattn.training.progress import Display, open_display, open_tensorboard, require_tensorboard
+from compactattn.training.records import Records, read_metrics, record_environment
+
+Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+Validate = Callable[[nn.Module], dict[str, float]]
+FREE = ("training.device",)  # may change when a run is resumed
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a finished run came to."""
+
+    folder: Path
+    step: int
+    loss: float  # of the last step
+    validation: dict[str, float]  # of the last validation
+    seconds: float  # since this process started or resumed the run
+    tokens_per_second: float
+
+
+def train(
+    config: RunConfig,
+    model: nn.Module,
+    stream: Stream,
+    folder: Path,
+    *,
+    resume: bool = False,
+    validate: Validate | None = None,
+    show_progress: bool = True,
+    tensorboard: bool = False,
+) -> Summary:
+    """Trains the model, in place, and leaves config, environment, metrics and a checkpoint in the folder.
+
+    `model.loss(inputs, targets, counted)` returns the sum of the losses over the counted positions, and their number.
+    `validate` is given the model in evaluation mode, in every process, every `validate_every` steps and at the end.
+    Raises Diverged where the loss is not finite, Interrupted after Ctrl-C, RunError where a person has to act.
+    """
+    folder, vocab = Path(folder), config.model.vocab
+    if vocab < stream.vocab:
+        raise ValueError(f"model.vocab = {vocab} is less than the {stream.vocab} tokens of the data; set it to {stream.vocab}")
+    if tensorboard:
+        require_tensorboard()
+    with join(config.training.device) as group:
+        check_shares(config.training, group.size)
+        model.to(group.device).train()
+        optimiser = build_optimiser(model, config.training)
+        start = _open_run(config, model, optimiser, folder, resume, group)
+        with contextlib.ExitStack() as stack:
+            display = open_display(config.training.steps, start.step, show_progress and group.leads)
+            stack.callback(display.close)
+            records = board = None
+            if group.leads:
+                records = Records(folder, start.step, start.metrics_bytes)
+                stack.callback(records.close)
+            if tensorboard and group.leads:
+                board = open_tensorboard(folder, start.step)
+                stack.callback(board.close)
+            interrupt = stack.enter_context(Interrupt(show_progress and group.leads))
+            loop = Loop(
+                config, model, optimiser, stream, folder, group, records, board, display, interrupt, validate, start.step
+            )
+            return loop.run()
+
+
+@dataclass(frozen=True)
+class Start:
+    step: int = 0
+    metrics_bytes: int = 0
+
+
+def _open_run(
+    config: RunConfig, model: nn.Module, optimiser: torch.optim.Optimizer, folder: Path, resume: bool, group: Group
+) -> Start:
+    """Creates the run folder or goes back to its checkpoint; all processes then hold the state of the leading one."""
+    torch.manual_seed(config.seed)
+    start = Start()
+    if group.leads:
+        if not resume:
+            _create(config, folder)
+        elif saved := _resume(config, folder):
+            checkpoints.restore(saved, model, optimiser, group.device)
+            start = Start(saved.step, saved.metrics_bytes)
+        _writing(folder, lambda: record_environment(folder, group.device, group.size, start.step))
+    position = torch.tensor([start.step, start.metrics_bytes], device=group.device)
+    group.share_([position, *model.state_dict(keep_vars=True).values()])
+    if group.size > 1 and position[0] > 0:
+        _share_optimiser(optimiser, group)
+    return Start(*position.tolist())
+
+
+def _share_optimiser(optimiser: torch.optim.Optimizer, group: Group) -> None:
+    """Gives every process the optimiser state of the leading one, whose keys all of them must have for that."""
+    for parameters in optimiser.param_groups:
+        for parameter in parameters["params"]:
+            state = optimiser.state[parameter]
+            if not state:
+                state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
+            group.share_([state[key] for key in ("step", "exp_avg", "exp_avg_sq")])
+
+
+def _create(config: RunConfig, folder: Path) -> None:
+    if (folder / "config.json").exists() or checkpoints.exists(folder):
+        raise RunError(f"{folder} already holds a run; resume it, or choose another folder")
+    _writing(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
+    _writing(folder, lambda: replace_durably(folder / "config.json", config.to_json().encode()))
+
+
+def _writing(folder: Path, write: Callable[[], None]) -> None:
+    try:
+        write()
+    except OSError as error:
+        raise RunError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def _resume(config: RunConfig, folder: Path) -> Checkpoint | None:
+    """The checkpoint to go on from; None where the run was stopped before its first."""
+    saved = checkpoints.load(folder) if checkpoints.exists(folder) else None
+    for old in [checkpoints.load_config(folder), *([saved.config] if saved else [])]:
+        if changed := differences(old, config, ignore=FREE):
+            raise RunError(f"{folder} was trained with another config ({'; '.join(changed)}); resume with the same one")
+    return saved
+
+
+@dataclass
+class Reading:
+    """Loss, gradient norm and wish to stop of one step, on their way to the host."""
+
+    step: int
+    values: Tensor  # (3,) on the host
+    arrived: torch.cuda.Event | None
+
+    def read(self) -> tuple[float, float, float]:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        loss, norm, stop = self.values.tolist()
+        return loss, norm, stop
+
+
+@dataclass
+class Loop:
+    """The moving parts of a run."""
+
+    config: RunConfig
+    model: nn.Module
+    optimiser: torch.optim.Optimizer
+    stream: Stream
+    folder: Path
+    group: Group
+    records: Records | None  # of the leading process
+    board: Any
+    display: Display
+    interrupt: Interrupt
+    validate: Validate | None
+    start: int  # steps done before
+
+    def __post_init__(self) -> None:
+        self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self.eager: Loss = cast(Any, self.model).loss
+        self.loss: Loss = torch.compile(self.eager, dynamic=False) if self.config.training.compile else self.eager
+        self.bad = torch.zeros((), device=self.group.device)  # 1 from the first step on that was not finite
+        self.waiting: list[Reading] = []
+        self.stop = False
+        self.saved = self.logged = self.start
+        self.clock = time.monotonic()  # of the last logged step
+        self.positions = 0  # in a sample
+
+    def run(self) -> Summary:
+        training, step, began = self.config.training, self.start, self.clock
+        steps = range(step + 1, training.steps + 1)
+        order = (span for number in steps for span in spans(training, number, self.group.rank, self.group.size))
+        with Feed(self.stream, order, self.group.device) as feed:
+            for step in steps:
+                self.waiting.append(self.update(step, feed))
+                self.settle(keep=lag(self.group.device))
+                self.keep(step)
+                if self.stop:
+                    break
+        self.settle()
+        self.save(step)
+        if self.stop:
+            rest = "the run is complete" if step == training.steps else f"resume the run in {self.folder} to go on"
+            raise Interrupted(f"stopped after step {step} of {training.steps} and saved; {rest}")
+        return self.summarise(step, time.monotonic() - began)
+
+    def update(self, step: int, feed: Feed) -> Reading:
+        """One step of the optimiser. Nothing here waits for the device."""
+        training, group = self.config.training, self.group
+        totals = torch.zeros(3, dtype=torch.float64, device=group.device)  # loss, counted positions, wish to stop
+        for _ in range(training.accumulation):
+            span, batch = next(feed)
+            loss, count = self.forward(self.loss, span, batch)
+            loss.backward()
+            totals[0] += loss.detach()
+            totals[1] += count
+            self.positions = batch.inputs.shape[1]
+        totals[2] = float(self.interrupt.asked)
+        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
+        group.sum_([totals])
+        group.sum_(gradients)
+        count = totals[1].clamp(min=1)
+        torch._foreach_div_(gradients, count.to(gradients[0].dtype))
+        norm = nn.utils.clip_grad_norm_(self.parameters, training.clip or math.inf)
+        # from the first bad step on no update is applied: the weights stay those that gave the bad loss
+        self.bad = torch.maximum(self.bad, (~(totals[0].isfinite() & norm.isfinite())).float())
+        self.optimiser.found_inf = self.bad  # type: ignore[attr-defined]
+        set_rate(self.optimiser, rate_at(step, training))
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return send(step, torch.stack([totals[0] / count, norm.double(), totals[2]]))
+
+    def forward(self, loss: Loss, span: Span, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Sum of the losses and number of counted positions of one micro-batch; the same whenever it is asked for."""
+        torch.manual_seed(seed_of(self.config.seed, span))
+        bf16 = self.config.training.precision == "bf16"
+        with torch.autocast(self.group.device.type, torch.bfloat16, enabled=bf16):
+            return loss(batch.inputs, batch.targets, batch.counted)
+
+    def settle(self, keep: int = 0) -> None:
+        """Reads the results of all steps but the last `keep`, which the device may still be working on."""
+        while len(self.waiting) > keep:
+            reading = self.waiting.pop(0)
+            loss, norm, stop = reading.read()
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise self.explain(reading.step)
+            self.stop = self.stop or stop > 0
+            self.log(reading.step, loss, norm)
+
+    def log(self, step: int, loss: float, norm: float) -> None:
+        training = self.config.training
+        elapsed = time.monotonic() - self.clock
+        speed = (step - self.logged) * training.batch * self.positions / max(elapsed, 1e-9)
+        self.display.update(step, loss, speed)
+        if self.records is None or (step % training.log_every and step < training.steps):
+            return
+        samples = step * training.batch
+        line = {"step": step, "loss": loss, "rate": rate_at(step, training), "norm": norm}
+        self.records.metric({**line, "samples": samples, "tokens": samples * self.positions})
+        timing = {"step": step, "seconds": elapsed, "tokens_per_second": speed}
+        if self.group.device.type == "cuda":
+            timing["peak_bytes"] = torch.cuda.max_memory_allocated(self.group.device)
+        self.records.timing(timing)
+        if self.board is not None:
+            for name in ("loss", "rate", "norm"):
+                self.board.add_scalar(name, line[name], step)
+        self.clock, self.logged = time.monotonic(), step
+
+    def keep(self, step: int) -> None:
+        """Validation and checkpoint, where they are due."""
+        training = self.config.training
+        every = training.validate_every if self.validate else 0
+        if every and (step % every == 0 or step == training.steps):
+            self.settle()
+            self.run_validation(step)
+        if step % training.checkpoint_every == 0:
+            self.settle()
+            self.save(step)
+
+    def run_validation(self, step: int) -> None:
+        assert self.validate is not None
+        self.model.eval()
+        with torch.no_grad():
+            results = {name: float(value) for name, value in self.validate(self.model).items()}
+        self.model.train()
+        if self.records is not None:
+            self.records.metric({"step": step, "validation": results})
+        if self.board is not None:
+            for name, value in results.items():
+                self.board.add_scalar(f"validation/{name}", value, step)
+
+    def save(self, step: int) -> None:
+        """A checkpoint of this step. Only ever called after `settle`, so that no diverged state is kept."""
+        if self.records is None:
+            return
+        state = checkpoints.capture(step, self.config, self.records.sync(), self.model, self.optimiser, self.group.device)
+        checkpoints.save(self.folder, state)
+        self.saved = step
+
+    def explain(self, step: int) -> Diverged:
+        """Does the step again, for the samples of every process, to find the layer; the weights are still those before it."""
+        self.model.zero_grad(set_to_none=True)
+        training, size = self.config.training, self.group.size
+        shares = [span for rank in range(size) for span in spans(training, step, rank, size)]
+
+        def again(span: Span) -> Tensor:
+            batch = self.stream.batch(*span).to(self.group.device)
+            return self.forward(self.eager, span, batch)[0]
+
+        culprit = blame(self.model, (lambda span=span: again(span) for span in shares))  # type: ignore[misc]
+        kept = f"the checkpoint of step {self.saved} is intact" if self.saved else "no checkpoint had been written yet"
+        return Diverged(
+            f"step {step} is not finite, first in {culprit}; {kept} in {self.folder}; a lower rate or a longer warm-up may help"
+        )
+
+    def summarise(self, step: int, seconds: float) -> Summary:
+        tokens = (step - self.start) * self.config.training.batch * self.positions
+        lines = read_metrics(self.folder) if self.group.leads else []
+        losses = [line["loss"] for line in lines if "loss" in line]
+        validations = [line["validation"] for line in lines if "validation" in line]
+        loss, validation = (losses or [math.nan])[-1], (validations or [{}])[-1]
+        return Summary(self.folder, step, loss, validation, seconds, tokens / max(seconds, 1e-9))
+
+
+def lag(device: torch.device) -> int:
+    """How many steps the host may run ahead of what it has read: a GPU should never wait for it."""
+    return 1 if device.type == "cuda" else 0
+
+
+def send(step: int, values: Tensor) -> Reading:
+    """Starts the copy of a few numbers to the host, without waiting for it."""
+    if values.device.type != "cuda":
+        return Reading(step, values, None)
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    host.copy_(values, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+    return Reading(step, host, arrived)

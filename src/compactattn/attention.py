@@ -16,13 +16,14 @@ from torch import Tensor
 from torch.library import custom_op
 
 from compactattn import reference, rows
+from compactattn.fused import launch
 from compactattn.kernels import RULES, Fixed, Kernel, Nearest, decode_rule, encode, parse, values_are_free
 from compactattn.masks import Mask, MaskLike, View, resolve
 from compactattn.rows import accumulator
 
 log = logging.getLogger("compactattn")
 
-BACKENDS = ("auto", "reference")
+BACKENDS = ("auto", "fused", "reference")
 LARGEST_HEAD_DIM = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -70,7 +71,8 @@ def attend(
             On unit vectors it is β² = 1/h².
         mask: what a query may see; masks join with `&`, as in `Causal(1) & Padding(lengths)`.
             A bare boolean tensor marks the legal keys, a bare float tensor is added to the scores.
-        backend: "auto" or "reference". A backend that is asked for never gives way to another.
+        backend: "fused" (Triton kernels on a GPU), "reference" (blocked PyTorch anywhere), or "auto", which takes the
+            first that can do the call. A backend that is asked for never gives way to another.
         return_readout: also return the threshold, bandwidth and support size of every query.
 
     Returns:
@@ -79,14 +81,13 @@ def attend(
     kernel = _kernel(kernel)
     q, k, v = _autocast(q, k, v)
     _check_tensors(q, k, v)
-    _check_backend(backend, q)
     batch, heads, queries, dim = q.shape
     beta = _per_head("scale", 1 / math.sqrt(dim) if scale is None else scale, heads, q)
     orders = _orders(kernel, heads, q)
     view = resolve(mask, (batch, heads, queries, k.shape[2]), q.device)
-    out, threshold, support = _attend(
+    out, threshold, support, _ = _attend(
         q, k, v, beta, view.at, view.lo, view.hi, view.allowed, view.bias, view.slopes,
-        orders, *encode(kernel), return_readout,
+        orders, *encode(kernel), return_readout, _choose(backend, q, k, v, view, kernel),
     )  # fmt: skip
     if not return_readout:
         return out
@@ -150,18 +151,24 @@ def _attend(
     rule: str,
     value: float,
     readout: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
+    fused: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
+    if fused:
+        found, kept = launch.estimate(q, k, v, scale, view, (r, rule, value), readout)
+        return *found, kept
     order = r if orders is None else orders
     with _full_precision(q):
-        return reference.estimate(q, k, v, scale, view, decode_rule(rule, value), order, readout)
+        found = reference.estimate(q, k, v, scale, view, decode_rule(rule, value), order, readout)
+    return *found, q.new_empty(0, dtype=torch.float32)
 
 
 @_attend.register_fake
-def _(q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, readout):  # type: ignore[no-untyped-def]
+def _(q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, readout, fused=False):  # type: ignore[no-untyped-def]
     shape = q.shape[:3] if readout else (0, 0, 0)
     out = q.new_empty((*q.shape[:3], v.shape[3]))
-    return out, q.new_empty(shape, dtype=accumulator(q.dtype)), q.new_empty(shape, dtype=torch.int32)
+    kept = q.new_empty(launch.kept_shape(q, (r, rule, value)) if fused else 0, dtype=torch.float32)
+    return out, q.new_empty(shape, dtype=accumulator(q.dtype)), q.new_empty(shape, dtype=torch.int32), kept
 
 
 @custom_op("compactattn::attend_backward", mutates_args=())
@@ -182,18 +189,22 @@ def _attend_backward(
     rule: str,
     value: float,
     bias_grad: bool,
+    kept: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
     order = r if orders is None else orders
-    with _full_precision(q):
-        got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad)
+    if kept is not None:
+        got = launch.estimate_backward(do, q, k, v, scale, view, (r, rule, value), kept)
+    else:
+        with _full_precision(q):
+            got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad)
     none = scale.new_zeros(0)
     dbias = none if got.bias is None else got.bias.to(bias.dtype)  # type: ignore[union-attr]
     return got.q, got.k, got.v, got.scale, dbias, none.clone() if got.r is None else got.r
 
 
 @_attend_backward.register_fake
-def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, bias_grad):  # type: ignore[no-untyped-def]
+def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, bias_grad, kept=None):  # type: ignore[no-untyped-def]
     dbias = torch.empty_like(bias) if bias_grad else scale.new_empty(0)
     dr = scale.new_empty(0) if orders is None else torch.empty_like(orders)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
@@ -201,15 +212,16 @@ def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, va
 
 
 def _save_attend(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.r, ctx.rule, ctx.value, _ = inputs
-    ctx.save_for_backward(*tensors)
+    *tensors, ctx.r, ctx.rule, ctx.value, _, fused = inputs
+    ctx.save_for_backward(*tensors, output[3] if fused else None)
 
 
 def _pull_attend(ctx: Any, do: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     bias_grad = bool(ctx.needs_input_grad[8])
-    dq, dk, dv, dscale, dbias, dr = _attend_backward(do, *ctx.saved_tensors, ctx.r, ctx.rule, ctx.value, bias_grad)
+    *tensors, kept = ctx.saved_tensors
+    dq, dk, dv, dscale, dbias, dr = _attend_backward(do, *tensors, ctx.r, ctx.rule, ctx.value, bias_grad, kept)
     orders = dr if ctx.needs_input_grad[10] else None
-    return dq, dk, dv, dscale, None, None, None, None, dbias if bias_grad else None, None, orders, None, None, None, None
+    return dq, dk, dv, dscale, None, None, None, None, dbias if bias_grad else None, None, orders, *(None,) * 5
 
 
 _attend.register_autograd(_pull_attend, setup_context=_save_attend)
@@ -315,16 +327,26 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"the heads of q must be a multiple of the heads of k; got {shapes}. Heads come before time")
 
 
-def _check_backend(backend: str, q: Tensor) -> None:
+def _choose(backend: str, q: Tensor, k: Tensor, v: Tensor, view: View, kernel: Kernel) -> bool:
+    """Whether the fused kernels do the work; else it is the reference."""
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is not available; choose one of {', '.join(BACKENDS)}")
+    if backend == "reference":
+        return False
+    on_cpu = q.device.type == "cpu"
+    reason = "" if on_cpu and backend == "auto" else launch.supports(q, k, v, view, kernel)
+    if backend == "fused" and reason:
+        raise ValueError(f"backend='fused' is not available for this call: {reason}; choose one of auto, reference")
+    fused = not reason and (backend == "fused" or not on_cpu)
     if backend == "auto" and not torch.compiler.is_compiling():
-        _announce(q.device.type)
+        _announce(q.device.type, fused, reason)
+    return fused
 
 
 @cache
-def _announce(device: str) -> None:
-    log.info("attend on %s: backend='reference' (blocked PyTorch)", device)
+def _announce(device: str, fused: bool, reason: str) -> None:
+    name = "'fused' (Triton)" if fused else "'reference' (blocked PyTorch)"
+    log.info("attend on %s: backend=%s%s", device, name, f", because {reason}" if reason else "")
 
 
 def _per_head(name: str, x: float | Tensor, heads: int, like: Tensor) -> Tensor:

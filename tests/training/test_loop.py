@@ -115,7 +115,7 @@ def test_bf16_and_compile_are_taken(tmp_path, monkeypatch):
             return super().hidden(tokens)
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: compiled.append(options) or function)
-    run(tmp_path, Watched(), precision="bf16", steps=3, compile=True)
+    run(tmp_path, Watched(), precision="bf16", steps=3, compile="whole")
     assert set(seen) == {torch.bfloat16}
     assert compiled == [{"dynamic": False}]
     assert checkpoints.load_weights(tmp_path)["embedding.weight"].dtype is torch.float32

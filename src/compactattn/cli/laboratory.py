@@ -58,7 +58,7 @@ def train_length_gen(
     heads: int | None = None,
     precision: Literal["fp32", "bf16"] | None = None,
     accumulation: int | None = None,
-    compile: bool = False,
+    compile: Literal["none", "parts", "whole"] = "none",
     device: str = "auto",
     out: Path | None = None,
     evaluate: bool = True,
@@ -89,7 +89,7 @@ def train_length_gen(
         heads: Of each block.
         precision: bf16 runs matrix products in bfloat16 under autocast.
         accumulation: Micro-batches in an update.
-        compile: Compile the model with torch.compile.
+        compile: torch.compile for what surrounds attention (parts, seconds) or for everything (whole, minutes).
         device: auto, cpu, cuda or cuda:1.
         out: The run's folder; by default runs/length-gen/TASK-KERNEL-SEED.
         evaluate: Test the trained model at the lengths of the paper's table, as multiples of the longest in training.

@@ -12,6 +12,7 @@ from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 from compactattn.models.config import ModelConfig
 
 Precision = Literal["fp32", "bf16"]
+Compile = Literal["none", "parts", "whole"]
 ABSENT = "absent"
 
 
@@ -33,7 +34,7 @@ class TrainingConfig:
     clip: float = 1.0  # largest norm of the gradient; 0 leaves it alone
     precision: Precision = "fp32"
     accumulation: int = 1  # micro-batches in an update, on each rank
-    compile: bool = False
+    compile: Compile = "none"  # "parts": what surrounds attention, one graph for every kernel; "whole": the loss
     log_every: int = 10  # steps
     checkpoint_every: int = 500  # steps; the last step is always kept
     validate_every: int = 0  # steps; 0 stands for never
@@ -54,8 +55,10 @@ class TrainingConfig:
             raise ValueError(f"warmup = {self.warmup} leaves none of the {self.steps} steps; choose fewer than {self.steps}")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas = {self.betas} must be two numbers from 0 up to, not including, 1")
-        if self.precision not in get_args(Precision):
-            raise ValueError(f"precision = {self.precision!r} is unknown; choose 'fp32' or 'bf16'")
+        for name, kind in (("precision", Precision), ("compile", Compile)):
+            if getattr(self, name) not in get_args(kind):
+                choices = ", ".join(map(repr, get_args(kind)))
+                raise ValueError(f"{name} = {getattr(self, name)!r} is unknown; choose one of {choices}")
         if self.batch % self.accumulation:
             raise ValueError(
                 f"batch = {self.batch} does not divide into accumulation = {self.accumulation} micro-batches;"

@@ -186,7 +186,9 @@ class Loop:
     def __post_init__(self) -> None:
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.eager: Loss = cast(Any, self.model).loss
-        self.loss: Loss = torch.compile(self.eager, dynamic=False) if self.config.training.compile else self.eager
+        self.loss: Loss = torch.compile(self.eager, dynamic=False) if self.config.training.compile == "whole" else self.eager
+        if self.config.training.compile == "parts":
+            cast(Any, self.model).compile_parts()
         self.bad = torch.zeros((), device=self.group.device)  # 1 from the first step on that was not finite
         self.waiting: list[Reading] = []
         self.stop = False

@@ -1,0 +1,203 @@
+"""The lines of a report: exact match past the training length, ours against the paper's, and the training loss.
+
+Drawn with matplotlib's object API in one style, so that the same numbers give the same bytes. A line is
+named at its end rather than in a legend.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from compactattn.report.comparison import Comparison, Line
+from compactattn.report.gallery import STYLE
+from compactattn.report.palette import FAINT, MUTED, SHADE, TEXT, look_of
+from compactattn.report.runs import thin
+
+WIDTH = 5.3  # inches; the text stays readable when a phone shrinks it
+STYLE = STYLE | {
+    "font.size": 9,
+    "axes.titlesize": 9.5,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8.5,
+    "ytick.labelsize": 8.5,
+    "text.color": TEXT,
+    "axes.labelcolor": TEXT,
+    "axes.edgecolor": MUTED,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": TEXT,
+    "ytick.labelcolor": TEXT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+}
+LINE_HEIGHT = 0.155  # inches from one name to the next
+BANDS = 5  # lines up to which each gets a band
+SMOOTH = 60  # points of a loss curve
+
+
+def draw_extrapolation(comparison: Comparison) -> Figure:
+    """Exact match against test length, one line for each variant; the lengths of training are shaded."""
+    with matplotlib.rc_context(STYLE):
+        height = max(3.4, 1.0 + LINE_HEIGHT * len(comparison.lines))
+        figure = Figure(figsize=(WIDTH, height))
+        panel = figure.add_axes((0.13, 0.62 / height, 0.53, 1 - 0.86 / height))
+        _draw_lines(panel, comparison, comparison.lines, bands=shows_bands(comparison))
+        _scale_lengths(panel, comparison, _measured(comparison), tokens=True)
+        panel.set_ylabel("samples answered exactly", labelpad=4)
+        panel.set_title("seen in training", loc="left", color=MUTED, fontsize=8, pad=3)
+        ends = [
+            (line.label, line.cells[max(line.cells)].mean, max(line.cells), look_of(line.variant)) for line in comparison.lines
+        ]
+        order = sorted(range(len(ends)), key=lambda i: _rank(comparison.lines[i]))
+        name_ends(panel, [ends[i] for i in order], math.log2)
+    return figure
+
+
+def shows_bands(comparison: Comparison) -> bool:
+    """Whether the curves show their intervals: only over seeds, and only while the bands can be told apart."""
+    return len(comparison.lines) <= BANDS and any(len(line.runs) > 1 for line in comparison.lines)
+
+
+def _rank(line: Line) -> tuple[float, ...]:
+    """Sorts lines by their last number, and where those agree by the ones before."""
+    return tuple(line.cells[length].mean for length in sorted(line.cells, reverse=True))
+
+
+def draw_against_paper(comparison: Comparison) -> Figure:
+    """One panel for each variant: our means with their interval, and the paper's means."""
+    lines = [line for line in comparison.lines if any(comparison.papers_cell(line, n) for n in comparison.lengths)]
+    columns = min(3, len(lines))
+    rows = -(-len(lines) // columns)
+    with matplotlib.rc_context(STYLE):
+        height = 0.95 + 1.3 * rows
+        figure = Figure(figsize=(WIDTH, height))
+        grid = figure.add_gridspec(
+            rows, columns, left=0.09, right=0.97, top=1 - 0.3 / height, bottom=0.6 / height, hspace=0.42, wspace=0.12
+        )
+        for index, line in enumerate(lines):
+            panel = figure.add_subplot(grid[index // columns, index % columns])
+            theirs = [(n, cell.mean) for n in comparison.lengths if (cell := comparison.papers_cell(line, n)) is not None]
+            panel.plot(
+                *zip(*theirs, strict=True), color=MUTED, linewidth=1.1, linestyle=(0, (2, 1.5)), marker="o", markersize=2.6
+            )
+            _draw_lines(panel, comparison, [line], bands=True)
+            _scale_lengths(panel, comparison, comparison.lengths, tokens=False)
+            panel.tick_params(labelbottom=index + columns >= len(lines), labelleft=index % columns == 0)
+            panel.set_title(line.label, color=look_of(line.variant).colour, loc="left", pad=3)
+        figure.text(
+            0.075, 0.06 / height, "dashed grey: the paper      colour: here, with its 95 % interval", color=MUTED, size=8.5
+        )
+    return figure
+
+
+def _draw_lines(panel: Axes, comparison: Comparison, lines: Sequence[Line], bands: bool) -> None:
+    left, right = comparison.shortest, comparison.longest
+    panel.axvspan(left / 1.12 if left == right else left, right * 1.06, color=SHADE, linewidth=0, zorder=0)
+    for line in lines:
+        look, lengths = look_of(line.variant), list(line.cells)
+        summaries = list(line.cells.values())
+        if bands:
+            band = [s.low for s in summaries], [s.high for s in summaries]
+            panel.fill_between(lengths, *band, color=look.colour, alpha=0.13, linewidth=0)
+        panel.plot(
+            lengths, [s.mean for s in summaries], color=look.colour, linestyle=look.dashes, linewidth=1.5, clip_on=False,
+            zorder=3, marker=look.marker, markersize=3.4, markerfacecolor="none" if look.hollow else look.colour,
+        )  # fmt: skip
+
+
+def _measured(comparison: Comparison) -> list[int]:
+    """The lengths at which we have a number."""
+    return sorted({length for line in comparison.lines for length in line.cells})
+
+
+def _scale_lengths(panel: Axes, comparison: Comparison, lengths: Sequence[int], tokens: bool) -> None:
+    """Lengths as powers of two across, shares up."""
+    panel.set_xscale("log", base=2)
+    panel.set_xlim(min(comparison.shortest, *lengths) / 1.05, max(*lengths, comparison.longest + 1) * 1.12)
+    shown = lengths if tokens or len(lengths) < 5 else lengths[::2]
+    text = [f"{comparison.factor(n)}\n{n:,}" if tokens else comparison.factor(n) for n in shown]
+    panel.set_xticks(shown, text, linespacing=1.35)
+    panel.set_xticks([], minor=True)
+    panel.set(ylim=(0, 1.02), yticks=(0, 0.5, 1) if not tokens else (0, 0.25, 0.5, 0.75, 1))
+    panel.set_yticks(panel.get_yticks(), [f"{100 * y:.0f} %" for y in panel.get_yticks()])
+    panel.grid(axis="y", color=FAINT, linewidth=0.6)
+    panel.set_axisbelow(True)
+    if tokens:
+        panel.set_xlabel("test length, as a multiple of training and in tokens", labelpad=2)
+
+
+def name_ends(panel: Axes, ends: Sequence[tuple[str, float, float, Any]], scale: Any = lambda x: x) -> None:
+    """Writes each line's name to the right of the panel, as near to its end as the other names allow, and joins them.
+
+    The ends come from the lowest to the highest. `scale` is the panel's scale of x.
+    """
+    low, high = panel.get_ylim()
+    log = panel.get_yscale() == "log"
+    inches = panel.bbox.height / panel.figure.dpi
+    rise = (lambda y: math.log(y / low) / math.log(high / low)) if log else (lambda y: (y - low) / (high - low))
+    places = spread([rise(value) for _, value, _, _ in ends], LINE_HEIGHT / inches, 0.0, 1.0)
+    left, right = (scale(x) for x in panel.get_xlim())
+    for (label, value, x, look), place in zip(ends, places, strict=True):
+        style = {"transform": panel.transAxes, "color": look.colour, "clip_on": False}
+        if abs(rise(value) - place) < 0.12:  # a leader from further away would cross too many others
+            start = (scale(x) - left) / (right - left)
+            panel.plot([start + 0.012, 1.03], [rise(value), place], linewidth=0.5, alpha=0.5, **style)
+        panel.plot([1.035, 1.115], [place, place], linewidth=1.5, linestyle=look.dashes, **style)
+        fill = "none" if look.hollow else look.colour
+        panel.plot([1.075], [place], linestyle="", marker=look.marker, markersize=3.2, markerfacecolor=fill, **style)
+        panel.text(1.13, place, label, transform=panel.transAxes, color=look.colour, va="center", size=8.5)
+
+
+def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:
+    """Places in the given order, at least `gap` apart, as near as can be to those wanted and within low … high if they fit.
+
+    Subtracting i · gap turns "at least a gap apart" into "not falling", whose least-squares answer is
+    found by pooling neighbours that are out of order.
+    """
+    pools: list[list[float]] = []
+    for i, place in enumerate(wanted):
+        pools.append([place - i * gap])
+        while len(pools) > 1 and np.mean(pools[-2]) >= np.mean(pools[-1]):
+            last = pools.pop()
+            pools[-1] += last
+    level = np.concatenate([np.full(len(pool), np.mean(pool)) for pool in pools])
+    room = max(high - gap * (len(wanted) - 1), low)
+    return np.clip(level, low, room) + gap * np.arange(len(wanted))
+
+
+def draw_training(comparison: Comparison) -> Figure | None:
+    """Training loss against step, one line for each run, smoothed; None where no run kept its losses."""
+    lines = [line for line in comparison.lines if any(run.losses for run in line.runs)]
+    if not lines:
+        return None
+    with matplotlib.rc_context(STYLE):
+        height = max(2.9, 0.9 + LINE_HEIGHT * len(lines))
+        figure = Figure(figsize=(WIDTH, height))
+        panel = figure.add_axes((0.13, 0.5 / height, 0.53, 1 - 0.65 / height))
+        ends = []
+        for line in lines:
+            look = look_of(line.variant)
+            curves = [thin(run.losses, SMOOTH) for run in line.runs if run.losses]
+            for curve in curves:
+                panel.plot(*zip(*curve, strict=True), color=look.colour, linestyle=look.dashes, linewidth=1.1, alpha=0.9)
+            last = float(np.exp(np.mean([math.log(max(curve[-1][1], 1e-12)) for curve in curves])))
+            ends.append((line.label, last, max(curve[-1][0] for curve in curves), look))
+        panel.set_yscale("log")
+        panel.set_xlim(0, max(x for *_, x, _ in ends) * 1.01)
+        panel.set(xlabel="training step", ylabel="training loss, log scale")
+        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        panel.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
+        panel.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        panel.yaxis.set_minor_formatter(lambda y, _: "")
+        panel.grid(axis="y", color=FAINT, linewidth=0.6)
+        name_ends(panel, sorted(ends, key=lambda end: end[1]))
+    return figure

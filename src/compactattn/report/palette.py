@@ -1,0 +1,63 @@
+"""One look for a variant in every figure and table: colour says the profile, dashes and marker the support rule."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+from compactattn.kernels import Anchored, Fixed, Kernel, Nearest, Normalising, Rule
+from compactattn.report.gallery import INK
+from compactattn.report.paper import Variant
+
+TEXT, MUTED, FAINT, SHADE = "#1a1a1a", "#6e6e6e", "#d5d5d5", "#eef1f4"
+_OTHER, _TRANSFORMER = "#6b5b95", "#767676"
+DARK = {  # each colour, and what stands for it on a dark page
+    TEXT: "#ececec",
+    MUTED: "#a5a5a5",
+    FAINT: "#3d4146",
+    SHADE: "#22282f",
+    _OTHER: "#b9a9e8",
+    _TRANSFORMER: "#b0b0b0",
+    INK[0.0].lower(): "#ec8fca",
+    INK[1.0].lower(): "#62b6f2",
+    INK[2.0].lower(): "#ff9d5c",
+    INK[3.0].lower(): "#50d0a9",
+}
+_RULES: dict[type[Rule], tuple[Any, str]] = {
+    Normalising: ("-", "o"),
+    Anchored: ((0, (4, 1.6)), "s"),
+    Fixed: ((0, (1.3, 1.3)), "^"),
+    Nearest: ((0, (5, 1.4, 1.2, 1.4)), "D"),
+}
+
+
+class Look(NamedTuple):
+    """How a variant is drawn."""
+
+    colour: str
+    dashes: Any
+    marker: str
+    hollow: bool  # the marker of a variant with positions
+
+
+def look_of(variant: Variant) -> Look:
+    colour = _TRANSFORMER if variant.architecture == "transformer" else colour_of(variant.kernel)
+    dashes, marker = _RULES[type(variant.kernel.rule)]
+    return Look(colour, dashes, marker, variant.positions != "none")
+
+
+def colour_of(kernel: Kernel) -> str:
+    r = kernel.r
+    return _OTHER if math.isnan(r) else INK.get(r, _OTHER).lower()
+
+
+def css_colour(colour: str) -> str:
+    """The colour as a CSS variable that changes with the page's theme."""
+    return f"var(--c{colour[1:]})" if colour in DARK else colour
+
+
+def css_variables() -> str:
+    """The definitions behind `css_colour`, for both themes."""
+    light = "".join(f"--c{colour[1:]}:{colour};" for colour in DARK)
+    dark = "".join(f"--c{colour[1:]}:{shown};" for colour, shown in DARK.items())
+    return f":root{{{light}}}\n@media (prefers-color-scheme:dark){{:root{{{dark}}}}}\n"

@@ -1,0 +1,247 @@
+"""Runs, read from what they wrote: run folders, or the compact lines under results/ that stand for them.
+
+Nothing is read out of a folder's name. What is malformed is told in one sentence that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from compactattn.report.paper import Variant
+from compactattn.training.config import RunConfig
+
+POINTS = 200  # of a loss curve in a compact line
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """A line of evaluation.jsonl: how many samples of a test set a run answered exactly."""
+
+    task: str
+    length: int
+    mode: str
+    samples: int
+    exact: int
+    tokens: int = 0
+    tokens_right: int = 0
+    step: int = 0
+    checksum: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.exact <= self.samples or self.samples < 1:
+            raise ValueError(f"exact = {self.exact} of samples = {self.samples} is no share of right answers")
+        if self.length < 1:
+            raise ValueError(f"length = {self.length} must be at least 1")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run and its results."""
+
+    config: RunConfig
+    environment: Mapping[str, Any]  # hardware, commit, command and versions, as the run noted them
+    steps: int  # done
+    wall_seconds: float
+    losses: Sequence[tuple[int, float]]  # (step, training loss)
+    evaluation: Sequence[Evaluated]
+    source: str = field(default="", compare=False)  # the file or folder, for messages
+
+    @property
+    def variant(self) -> Variant:
+        return Variant.of(asdict(self.config.model))
+
+    @property
+    def setting(self) -> dict[str, Any]:
+        """The numbers of the data, by their own names whatever dictionary they are in."""
+        return dict(_leaves(self.config.data))
+
+    @property
+    def longest(self) -> int | None:
+        """The longest source seen in training."""
+        longest = self.setting.get("longest")
+        return longest if isinstance(longest, int) and longest > 0 else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The compact line of this run: everything a report needs, with at most `POINTS` points of the loss."""
+        return {
+            "config": json.loads(self.config.to_json()),
+            "environment": dict(self.environment),
+            "steps": self.steps,
+            "wall_seconds": round(self.wall_seconds, 1),
+            "losses": [[step, float(f"{loss:.5g}")] for step, loss in thin(self.losses, POINTS)],
+            "evaluation": [asdict(row) for row in self.evaluation],
+        }
+
+
+def thin(points: Sequence[tuple[int, float]], count: int) -> list[tuple[int, float]]:
+    """At most `count` points of a curve: the mean of each of equal stretches, at its last step."""
+    size = -(-len(points) // count) or 1
+    stretches = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(part[-1][0], sum(loss for _, loss in part) / len(part)) for part in stretches]
+
+
+# -- reading -------------------------------------------------------------------------------------
+
+
+def load(paths: Iterable[Path | str]) -> list[Run]:
+    """The runs at paths: run folders, files of compact lines, or folders that hold either."""
+    runs = [run for path in paths for run in _load_one(Path(path))]
+    if not runs:
+        raise ValueError("no runs were given; name run folders or files of results, as in results/length-gen/mqmtar.jsonl")
+    return runs
+
+
+def _load_one(path: Path) -> list[Run]:
+    if path.is_file():
+        return load_results(path)
+    if (path / "config.json").is_file():
+        return [read_run(path)]
+    if not path.is_dir():
+        raise ValueError(f"{path} does not exist; name a run folder or a file of results")
+    inside = sorted(p for p in path.iterdir() if p.suffix == ".jsonl" or p.is_dir())
+    found = [run for p in inside if p.is_file() or _holds_runs(p) for run in _load_one(p)]
+    if not found:
+        raise ValueError(f"{path} is no run folder: it has no config.json, and holds neither run folders nor .jsonl files")
+    return found
+
+
+def _holds_runs(folder: Path) -> bool:
+    return any(folder.glob("**/config.json")) or any(folder.glob("**/*.jsonl"))
+
+
+def read_run(folder: Path | str) -> Run:
+    """The run in a folder: config.json, environment.json, metrics.jsonl, timing.jsonl and evaluation.jsonl.
+
+    Only the config is needed; a run that was not evaluated has no results, one that was not timed no time.
+    """
+    folder = Path(folder)
+    config = _read_config(folder / "config.json")
+    metrics = list(_read_lines(folder / "metrics.jsonl", growing=True))
+    losses = [_read_loss(folder / "metrics.jsonl", line, row) for line, row in metrics if row.get("loss") is not None]
+    environment = _read_json(folder / "environment.json") if (folder / "environment.json").exists() else {}
+    evaluation = [
+        _read_evaluated(f"{folder / 'evaluation.jsonl'} line {n}", row) for n, row in _read_lines(folder / "evaluation.jsonl")
+    ]
+    steps = losses[-1][0] if losses else 0
+    return Run(config, environment, steps, _wall_seconds(folder / "timing.jsonl"), losses, evaluation, str(folder))
+
+
+def load_results(path: Path | str) -> list[Run]:
+    """The runs of a file with one compact line for each, as `export` gives them."""
+    path = Path(path)
+    return [_from_json(row, f"{path} line {number}", str(path)) for number, row in _read_lines(path)]
+
+
+def export(folder: Path | str) -> dict[str, Any]:
+    """The compact line of a run folder, to be kept where its checkpoints need not be."""
+    return read_run(folder).to_json()
+
+
+def _from_json(row: Mapping[str, Any], where: str, source: str) -> Run:
+    for name in ("config", "steps", "evaluation"):
+        if name not in row:
+            raise ValueError(f"{where}: {name} is missing; a line of results holds config, environment, steps, evaluation")
+    try:
+        config = RunConfig.from_json(json.dumps(row["config"]))
+        losses = [(int(step), float(loss)) for step, loss in row.get("losses", [])]
+        steps, seconds = int(row["steps"]), float(row.get("wall_seconds", 0))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{where}: {error}") from None
+    if not isinstance(row["evaluation"], list) or not isinstance(row.get("environment", {}), dict):
+        raise ValueError(f"{where}: evaluation must be a list of lines, and environment a dictionary")
+    evaluation = [_read_evaluated(where, evaluated) for evaluated in row["evaluation"]]
+    return Run(config, row.get("environment", {}), steps, seconds, losses, evaluation, source)
+
+
+def _read_config(path: Path) -> RunConfig:
+    if not path.is_file():
+        raise ValueError(f"{path.parent} is no run folder: it has no {path.name}")
+    try:
+        return RunConfig.from_json(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{path}: not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path}: a dictionary is expected, not {type(value).__name__}")
+    return value
+
+
+def _read_lines(path: Path, growing: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and value of each line of a file of JSON lines; nothing if there is no such file.
+
+    A growing file may end in a line that was cut short; that one is left out.
+    """
+    if not path.is_file():
+        return
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: not text: {error}") from None
+    lines = text[: text.rfind("\n") + 1] if growing else text
+    for number, line in enumerate(lines.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise ValueError(f"{path} line {number}: not JSON: {error}") from None
+        if not isinstance(row, dict):
+            raise ValueError(f"{path} line {number}: a dictionary is expected, not {type(row).__name__}")
+        yield number, row
+
+
+def _read_loss(path: Path, line: int, row: Mapping[str, Any]) -> tuple[int, float]:
+    try:
+        return int(row["step"]), float(row["loss"])
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path} line {line}: a step and a loss are expected, got {json.dumps(row)}") from None
+
+
+def _read_evaluated(where: str, row: Any) -> Evaluated:
+    """An evaluation from its line; names it has beyond ours are left alone."""
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: an evaluation is a dictionary, not {type(row).__name__}")
+    kinds = {"task": str, "length": int, "mode": str, "samples": int, "exact": int, "tokens": int, "tokens_right": int,
+             "step": int, "checksum": str}  # fmt: skip
+    for name in ("task", "length", "mode", "samples", "exact"):
+        if name not in row:
+            raise ValueError(f"{where}: {name} is missing from an evaluation")
+    known = {name: row[name] for name in kinds if row.get(name) is not None}
+    for name, value in known.items():
+        if type(value) is not kinds[name]:
+            raise ValueError(
+                f"{where}: {name} = {json.dumps(value)} must be {'text' if kinds[name] is str else 'a whole number'}"
+            )
+    try:
+        return Evaluated(**known)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _wall_seconds(path: Path) -> float:
+    """The time a run took, over all its starts."""
+    total = 0.0
+    for number, row in _read_lines(path, growing=True):
+        seconds = row.get("seconds", 0)
+        if not isinstance(seconds, int | float):
+            raise ValueError(f"{path} line {number}: seconds = {json.dumps(seconds)} must be a number")
+        total += seconds
+    return total
+
+
+def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value)
+        else:
+            yield name, value

@@ -1,0 +1,90 @@
+"""Tables in the paper's layout: kernels down, test lengths across, the maximum over seeds as superscript.
+
+The paper's number stands below ours, so that the eye needs not travel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+
+from compactattn.report import paper
+from compactattn.report.comparison import Comparison, Line
+
+NONE = "–"
+
+
+def describe(comparison: Comparison) -> str:
+    """What a table shows and from how many seeds, steps and samples."""
+    lines = comparison.lines
+    steps = _span([n for line in lines for n in line.steps])
+    samples = _span([n for line in lines for part in line.samples.values() for n in part])
+    seeds = _span([len(line.runs) for line in lines])
+    text = (
+        f"Share of {comparison.title} samples answered exactly, {comparison.mode}: mean over seeds, maximum as superscript. "
+        f"Ours: {seeds} {'seed' if seeds == '1' else 'seeds'}, {steps} training steps, {samples} samples for each length."
+    )
+    if comparison.beside_paper:
+        recipe = paper.RECIPES[comparison.task]
+        text += f" The paper: {paper.SEEDS} seeds, {recipe.steps:,} steps, {paper.SAMPLES:,} samples."
+    return text
+
+
+def format_markdown(comparison: Comparison) -> str:
+    """The table as Markdown, with a row of the paper's numbers below each row of ours."""
+    head = ["Kernel", *(f"{comparison.factor(n)} ({n:,})" for n in comparison.lengths)]
+    rows = [head, ["---", *("---:" for _ in comparison.lengths)]]
+    for line in comparison.lines:
+        rows.append([f"**{line.label}**", *(_ours(comparison, line, n, "**{}**", "<sup>{}</sup>") for n in comparison.lengths)])
+        if any(comparison.papers_cell(line, n) for n in comparison.lengths):
+            rows.append(["*paper*", *(_papers(comparison, line, n, "<sup>{}</sup>") for n in comparison.lengths)])
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows) + "\n"
+
+
+def format_html(comparison: Comparison, colour: Callable[[Line], str] = lambda line: "inherit") -> str:
+    """The table as HTML: each cell is tinted by our mean, with the paper's number below it.
+
+    `colour` gives the CSS colour of a line's mark, the same as in the figures.
+    """
+    head = "".join(f'<th scope="col">{comparison.factor(n)}<small>{n:,}</small></th>' for n in comparison.lengths)
+    below = " Below each of our numbers, smaller: the paper's." if comparison.beside_paper else ""
+    body = "".join(_format_row(comparison, line, colour(line)) for line in comparison.lines)
+    return (
+        f'<div class="table"><p class="caption">{escape(describe(comparison) + below)}</p><div class="scroll"><table>'
+        f'<thead><tr><th scope="col">Kernel</th>{head}</tr></thead><tbody>{body}</tbody></table></div></div>'
+    )
+
+
+def _format_row(comparison: Comparison, line: Line, colour: str) -> str:
+    row = paper.ROWS.get(line.variant) if comparison.beside_paper else None
+    name = f'<span class="mark" style="background:{escape(colour)}"></span><span class="name">{escape(line.label)}</span>'
+    name += f"<small>{escape(row.name)}</small>" if row else ""
+    cells = []
+    for length in comparison.lengths:
+        ours = _ours(comparison, line, length, "<b>{}</b>", "<sup>{}</sup>")
+        theirs = _papers(comparison, line, length, "<sup>{}</sup>") if comparison.beside_paper else ""
+        theirs = f"<small>{theirs}</small>" if theirs else ""
+        tint = f' style="--share:{line.cells[length].mean:.3f}"' if length in line.cells else ""
+        cells.append(f"<td{tint}>{ours}{theirs}</td>")
+    return f'<tr><th scope="row">{name}</th>{"".join(cells)}</tr>'
+
+
+def _ours(comparison: Comparison, line: Line, length: int, best: str, superscript: str) -> str:
+    """Our cell; the best mean of its column is set in `best`."""
+    if length not in line.cells:
+        return NONE
+    summary = line.cells[length]
+    mean = f"{summary.mean:.2f}"
+    top = max(other.cells[length].mean for other in comparison.lines if length in other.cells)
+    mean = best.format(mean) if summary.mean == top > 0 and len(comparison.lines) > 1 else mean
+    return mean + superscript.format(f"{summary.maximum:.2f}")
+
+
+def _papers(comparison: Comparison, line: Line, length: int, superscript: str) -> str:
+    cell = comparison.papers_cell(line, length)
+    return NONE if cell is None else f"{cell.mean:.2f}" + superscript.format(f"{cell.maximum:.2f}")
+
+
+def _span(values: list[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

@@ -1,0 +1,133 @@
+"""Sentences follow from the numbers: whoever is ahead, by how much, and how sure that is."""
+
+import dataclasses
+
+import pytest
+from report_examples import make_run
+
+from compactattn.report.comparison import compare
+from compactattn.report.finding import find, find_baseline, hold_against_paper, list_departures
+
+
+def comparison_of(*runs):
+    (comparison,) = compare(runs)
+    return comparison
+
+
+def tidy(text):
+    return text.replace("\u00a0", " ")
+
+
+def told(*runs):
+    finding = find(comparison_of(*runs))
+    return tidy(finding.headline), tidy(" ".join(finding.details))
+
+
+SPARSE = {64: 0.99, 128: 0.95, 256: 0.9, 512: 0.74}
+GAUSSIAN = {64: 0.96, 128: 0.9, 256: 0.6, 512: 0.13}
+
+
+def test_the_headline_names_the_length_of_the_largest_lead():
+    headline, details = told(
+        make_run(SPARSE), make_run(GAUSSIAN, kernel="gaussian"), make_run({64: 1, 512: 0.1}, kernel="relumax")
+    )
+    assert (
+        headline
+        == "At 8× the training length, sparsemax gets 74 % of MQMTAR samples exactly right; Gaussian attention gets 13 %."
+    )
+    assert "1 of the 2 compact kernels is ahead of Gaussian attention at 8×." in details
+    assert "The 95 % intervals of the two in the headline (71 % to 77 % and 11 % to 15 %) do not overlap" in details
+    assert "from a single seed, which says nothing about other seeds" in details
+    assert "Every variant has learnt the task itself: at the training length the least is 96 %." in details
+
+
+def test_a_variant_that_beats_both_is_not_passed_over():
+    transformer = make_run({64: 1, 512: 0.9}, kernel="gaussian", architecture="transformer", positions="alibi")
+    _, details = told(make_run(SPARSE), make_run(GAUSSIAN, kernel="gaussian"), transformer)
+    assert "Best of all there is Transformer, ALiBi with 90 %." in details
+
+
+def test_a_lead_at_the_training_length_is_no_lead():
+    headline, _ = told(make_run({64: 1.0, 128: 0.3}), make_run({64: 0.2, 128: 0.4}, kernel="gaussian"))
+    assert headline.startswith("No compact kernel is ahead of Gaussian attention past the training length: at 2×")
+    assert headline.endswith("the best, sparsemax, gets 30 % of MQMTAR samples exactly right, Gaussian attention 40 %.")
+
+
+def test_a_difference_within_the_intervals_is_called_chance():
+    runs = [make_run({64: 1, 128: share}, seed=seed) for seed, share in enumerate([0.2, 0.9])]
+    runs += [make_run({64: 1, 128: share}, seed=seed, kernel="gaussian") for seed, share in enumerate([0.1, 0.3])]
+    _, details = told(*runs)
+    assert "overlap, so the difference may be chance; they are over 2 seeds." in details
+
+
+def test_a_task_that_was_not_learnt_is_called_so():
+    _, details = told(make_run({64: 0.4, 128: 0.1}), make_run({64: 0.95, 128: 0.1}, kernel="gaussian"))
+    assert "Not learnt to 90 % even at the training length, so no test of extrapolation: sparsemax (40 %)." in details
+
+
+def test_where_nothing_was_learnt_no_lead_is_claimed():
+    headline, details = told(make_run({64: 0.4, 128: 0.1}), make_run({64: 0.3, 128: 0.0}, kernel="gaussian"))
+    assert headline.startswith(
+        "Nothing to extrapolate yet: at the training length itself, the best, sparsemax, gets 40 % of MQMTAR"
+    )
+    assert "sparsemax (40 %)" in details
+
+
+def test_without_a_baseline_the_best_speaks_for_itself():
+    headline, _ = told(make_run({64: 1, 128: 0.5}), make_run({64: 1, 128: 0.996}, kernel="relumax"))
+    assert headline == "At 2× the training length, 1-ReLUmax gets over 99 % of MQMTAR samples exactly right."
+    assert find_baseline(comparison_of(make_run())) is None
+
+
+def test_the_transformer_stands_in_for_a_missing_gaussian():
+    transformer = make_run({64: 1, 128: 0.002}, kernel="gaussian", architecture="transformer", positions="alibi")
+    headline, _ = told(transformer, make_run({64: 1, 128: 0.5}))
+    assert headline.endswith("the Transformer, ALiBi gets under 1 %.")
+
+
+def test_differences_to_the_paper_are_counted_and_the_largest_named():
+    sentences = hold_against_paper(
+        comparison_of(make_run({64: 1.0, 128: 0.95, 512: 0.98, 2048: 0.1}), make_run({64: 0.99, 2048: 0.3}, kernel="gaussian"))
+    )
+    assert sentences == [
+        "Of 6 means, 4 are within 0.05 of the paper's, 1 are lower and 1 higher.",
+        "The largest difference is sparsemax at 32×: 0.10 here, 0.63 in the paper.",
+    ]
+    assert hold_against_paper(comparison_of(make_run(data={"symbols": 8}))) == []
+
+
+def test_departures_name_both_numbers():
+    notes = list_departures(comparison_of(make_run(width=128, data={"symbols": 32}, samples=200)))
+    for note in (
+        "symbols of the data: 32; in the paper 256",
+        "steps: 2,000; in the paper 195,312",
+        "width: 128; in the paper 512",
+        "seeds: 1; in the paper 3",
+        "samples of a test: 200; in the paper 1,000",
+        "warm-up steps: 200; in the paper 40,000",
+        "training examples: at most 512,000, 1 % of the paper's 50,000,000",
+    ):
+        assert note in map(tidy, notes)
+    assert not any(note.startswith(("batch", "layers", "heads", "learning rate", "weight decay")) for note in notes)
+
+
+def test_a_run_that_stopped_early_is_named():
+    stopped = dataclasses.replace(make_run(), steps=1200)
+    assert "sparsemax, seed 0, stopped after 1,200 of its 2,000 steps" in list_departures(comparison_of(stopped))
+
+
+def test_runs_judged_on_different_test_sets_are_told():
+    run = make_run(kernel="gaussian")
+    others = [dataclasses.replace(row, checksum="cd" * 32) if row.length == 128 else row for row in run.evaluation]
+    notes = list_departures(comparison_of(make_run(), dataclasses.replace(run, evaluation=others)))
+    assert [note for note in notes if "test sets" in note] == ["length 128: the runs were judged on 2 different test sets"]
+
+
+def test_a_task_the_paper_does_not_have_is_called_so():
+    assert list_departures(comparison_of(make_run(task="copy"))) == ["the paper has no task Copy"]
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0])
+def test_all_and_nothing_are_said_only_of_all_and_nothing(share):
+    headline, _ = told(make_run({64: 1, 128: share}))
+    assert f" {100 * share:.0f} % of" in headline

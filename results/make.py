@@ -51,11 +51,6 @@ def list_configs(tasks: list[str], seeds: list[int], table: str, steps: int, ext
     ]  # fmt: skip
 
 
-def samples_at(length: int) -> int:
-    """1,000 as published, fewer at the lengths that take longest."""
-    return 1000 if length <= 1024 else 500 if length <= 2048 else 250
-
-
 def make(config: RunConfig, out: Path) -> None:
     """Trains and evaluates one run and appends its line."""
     started = time.time()
@@ -63,8 +58,7 @@ def make(config: RunConfig, out: Path) -> None:
         folder = Path(name) / "run"
         length_gen.run(config, folder, show_progress=False)
         trained = time.time() - started
-        for length in paper.LENGTHS[config.data["task"]]:
-            evaluate_run(folder, [length], samples=samples_at(length))
+        evaluate_run(folder, paper.LENGTHS[config.data["task"]])
         line = export(folder)
     task = config.data["task"]
     with (out / f"{task}.jsonl").open("a") as file:
@@ -93,7 +87,6 @@ def main() -> None:
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--table", default="all", help="main, neighbours, alibi or all")
     parser.add_argument("--steps", type=int, default=2000)
-    parser.add_argument("--compile", default="parts")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time on the one GPU")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no run after this time")
     parser.add_argument("--out", type=Path, default=Path("results/length-gen"))
@@ -104,7 +97,7 @@ def main() -> None:
         [int(seed) for seed in given.seeds.split(",")],
         given.table,
         given.steps,
-        {"compile": given.compile},
+        {"compile": "parts", "graph": True, "checkpoint_every": given.steps, "validate_every": 0},
     )
     done = [run.config for path in given.out.glob("*.jsonl") for run in load_results(path)]
     todo = [config for config in configs if config not in done]

@@ -44,7 +44,7 @@ def test_importing_the_package_needs_torch_and_nothing_optional():
     code = "import sys, compactattn, compactattn.memory.features; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "compactattn.attention" in modules
-    for optional in ("triton", "tyro", "rich", "matplotlib", "sklearn", "tiktoken", "safetensors", "entmax"):
+    for optional in ("compactattn.fused.estimate", "tyro", "rich", "matplotlib", "sklearn", "tiktoken", "safetensors", "entmax"):
         assert optional not in modules
 
 

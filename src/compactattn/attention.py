@@ -200,7 +200,8 @@ def _attend_backward(
             got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad)
     none = scale.new_zeros(0)
     dbias = none if got.bias is None else got.bias.to(bias.dtype)  # type: ignore[union-attr]
-    return got.q, got.k, got.v, got.scale, dbias, none.clone() if got.r is None else got.r
+    dq, dk, dv = (x.contiguous() for x in got[:3])  # as the fake operator promises, whatever the strides of q, k, v
+    return dq, dk, dv, got.scale, dbias, none.clone() if got.r is None else got.r
 
 
 @_attend_backward.register_fake

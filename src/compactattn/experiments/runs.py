@@ -47,8 +47,13 @@ def evaluate_run(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> list[Match]:
-    """Exact match of a run at each length, also written to its evaluation.jsonl, where it takes the place of older lines."""
+    """Exact match of a run at each length, also written to its evaluation.jsonl, where it takes the place of older lines.
+
+    On a GPU the model computes in the precision that it was trained in, on a CPU in fp32.
+    """
     trained = open_run(folder, device)
+    where = next(trained.model.parameters()).device.type
+    precision = trained.config.training.precision if where == "cuda" else "fp32"
     found = []
     for length in lengths or length_gen.default_lengths(trained.config):
         try:
@@ -56,8 +61,9 @@ def evaluate_run(
         except ValueError as error:
             raise RunError(str(error)) from error
         watch = None if progress is None else (lambda done, total, length=length: progress(length, done, total))
-        found.append(evaluate(trained.model, test_set, mode, progress=watch))
-        _write_rows(folder, [found[-1].to_row(seed=trained.config.seed, step=trained.step)])
+        with torch.autocast(where, torch.bfloat16, enabled=precision == "bf16"):
+            found.append(evaluate(trained.model, test_set, mode, progress=watch))
+        _write_rows(folder, [found[-1].to_row(seed=trained.config.seed, step=trained.step, precision=precision)])
     return found
 
 

@@ -26,6 +26,7 @@ IDLE = (
     "validate_every",
     "accumulation",
     "compile",
+    "graph",
 )  # training fields that move no number
 SHORTEST = 32  # of the paper's training sources
 

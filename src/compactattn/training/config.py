@@ -35,6 +35,7 @@ class TrainingConfig:
     precision: Precision = "fp32"
     accumulation: int = 1  # micro-batches in an update, on each rank
     compile: Compile = "none"  # "parts": what surrounds attention, one graph for every kernel; "whole": the loss
+    graph: bool = False  # replay updates as a CUDA graph: small models then run as fast as the GPU, not as the host
     log_every: int = 10  # steps
     checkpoint_every: int = 500  # steps; the last step is always kept
     validate_every: int = 0  # steps; 0 stands for never

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,11 +20,12 @@ from torch import Tensor, nn
 from compactattn.data.batches import Batch, Stream
 from compactattn.training import checkpoint as checkpoints
 from compactattn.training.checkpoint import Checkpoint
-from compactattn.training.config import RunConfig, RunError, differences
+from compactattn.training.config import RunConfig, RunError, TrainingConfig, differences
 from compactattn.training.distributed import Group, join
 from compactattn.training.divergence import Diverged, blame
 from compactattn.training.feed import Feed, Span, check_shares, seed_of, spans
 from compactattn.training.files import replace_durably
+from compactattn.training.graph import Replay
 from compactattn.training.interrupt import Interrupt, Interrupted
 from compactattn.training.optimiser import build_optimiser, rate_at, set_rate
 from compactattn.training.progress import Display, open_display, open_tensorboard, require_tensorboard
@@ -71,6 +72,7 @@ def train(
         require_tensorboard()
     with join(config.training.device) as group:
         check_shares(config.training, group.size)
+        check_graph(config.training, group)
         model.to(group.device).train()
         optimiser = build_optimiser(model, config.training)
         start = _open_run(config, model, optimiser, folder, resume, group)
@@ -89,6 +91,12 @@ def train(
                 config, model, optimiser, stream, folder, group, records, board, display, interrupt, validate, start.step
             )
             return loop.run()
+
+
+def check_graph(training: TrainingConfig, group: Group) -> None:
+    if training.graph and (group.device.type != "cuda" or group.size > 1 or training.accumulation > 1):
+        given = f"{group.device.type}, {group.size} processes and {training.accumulation} micro-batches"
+        raise RunError(f"graph = true needs a GPU, one process and one micro-batch, not {given}; set it to false")
 
 
 @dataclass(frozen=True)
@@ -189,7 +197,8 @@ class Loop:
         self.loss: Loss = torch.compile(self.eager, dynamic=False) if self.config.training.compile == "whole" else self.eager
         if self.config.training.compile == "parts":
             cast(Any, self.model).compile_parts()
-        self.bad = torch.zeros((), device=self.group.device)  # 1 from the first step on that was not finite
+        self.bad, self.asked = (torch.zeros((), device=self.group.device) for _ in range(2))
+        self.replay = Replay(lambda batch: self.compute([(None, batch)])) if self.config.training.graph else None
         self.waiting: list[Reading] = []
         self.stop = False
         self.saved = self.logged = self.start
@@ -216,35 +225,45 @@ class Loop:
 
     def update(self, step: int, feed: Feed) -> Reading:
         """One step of the optimiser. Nothing here waits for the device."""
-        training, group = self.config.training, self.group
-        totals = torch.zeros(3, dtype=torch.float64, device=group.device)  # loss, counted positions, wish to stop
-        for _ in range(training.accumulation):
-            span, batch = next(feed)
+        training = self.config.training
+        parts = [next(feed) for _ in range(training.accumulation)]
+        self.positions = parts[0][1].inputs.shape[1]
+        self.asked.fill_(float(self.interrupt.asked))
+        set_rate(self.optimiser, rate_at(step, training))
+        if self.replay is None:
+            return send(step, self.compute(parts))
+        (span, batch), *_ = parts
+        torch.manual_seed(seed_of(self.config.seed, span))
+        return send(step, self.replay(batch))
+
+    def compute(self, parts: Sequence[tuple[Span | None, Batch]]) -> Tensor:
+        """Loss, gradient norm and wish to stop (3,), after the weights have been moved. All of it happens on the device."""
+        totals = torch.zeros(3, dtype=torch.float64, device=self.group.device)  # loss, counted positions, wish to stop
+        for span, batch in parts:
             loss, count = self.forward(self.loss, span, batch)
             loss.backward()
             totals[0] += loss.detach()
             totals[1] += count
-            self.positions = batch.inputs.shape[1]
-        totals[2] = float(self.interrupt.asked)
+        totals[2] += self.asked
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        group.sum_([totals])
-        group.sum_(gradients)
+        self.group.sum_([totals])
+        self.group.sum_(gradients)
         count = totals[1].clamp(min=1)
         torch._foreach_div_(gradients, count.to(gradients[0].dtype))
-        norm = nn.utils.clip_grad_norm_(self.parameters, training.clip or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.parameters, self.config.training.clip or math.inf)
         # from the first bad step on no update is applied: the weights stay those that gave the bad loss
-        self.bad = torch.maximum(self.bad, (~(totals[0].isfinite() & norm.isfinite())).float())
+        torch.maximum(self.bad, (~(totals[0].isfinite() & norm.isfinite())).float(), out=self.bad)
         self.optimiser.found_inf = self.bad  # type: ignore[attr-defined]
-        set_rate(self.optimiser, rate_at(step, training))
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
-        return send(step, torch.stack([totals[0] / count, norm.double(), totals[2]]))
+        return torch.stack([totals[0] / count, norm.double(), totals[2]])
 
-    def forward(self, loss: Loss, span: Span, batch: Batch) -> tuple[Tensor, Tensor]:
+    def forward(self, loss: Loss, span: Span | None, batch: Batch) -> tuple[Tensor, Tensor]:
         """Sum of the losses and number of counted positions of one micro-batch; the same whenever it is asked for."""
-        torch.manual_seed(seed_of(self.config.seed, span))
-        bf16 = self.config.training.precision == "bf16"
-        with torch.autocast(self.group.device.type, torch.bfloat16, enabled=bf16):
+        if span is not None:
+            torch.manual_seed(seed_of(self.config.seed, span))
+        bf16, plain = self.config.training.precision == "bf16", self.replay is None
+        with torch.autocast(self.group.device.type, torch.bfloat16, enabled=bf16, cache_enabled=plain):
             return loss(batch.inputs, batch.targets, batch.counted)
 
     def settle(self, keep: int = 0) -> None:
@@ -290,7 +309,8 @@ class Loop:
     def run_validation(self, step: int) -> None:
         assert self.validate is not None
         self.model.eval()
-        with torch.no_grad():
+        # batches of another size: to compile for them would take longer than to do without
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
             results = {name: float(value) for name, value in self.validate(self.model).items()}
         self.model.train()
         if self.records is not None:

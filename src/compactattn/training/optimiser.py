@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from compactattn.training.config import TrainingConfig
 
@@ -28,10 +28,17 @@ def build_optimiser(model: nn.Module, config: TrainingConfig) -> torch.optim.Ada
         {"params": [parameter for parameter in learned if parameter.ndim >= 2], "weight_decay": config.decay},
         {"params": [parameter for parameter in learned if parameter.ndim < 2], "weight_decay": 0.0},
     ]
+    # a recorded update reads the rate from the device
+    rate = torch.tensor(config.rate, device=learned[0].device) if config.graph else config.rate
     # fused on the CPU too: measured three times faster there, and it can leave out an update without asking the host
-    return torch.optim.AdamW([group for group in groups if group["params"]], lr=config.rate, betas=config.betas, fused=True)
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]], lr=rate, betas=config.betas, fused=True, capturable=config.graph
+    )
 
 
 def set_rate(optimiser: torch.optim.Optimizer, rate: float) -> None:
     for group in optimiser.param_groups:
-        group["lr"] = rate
+        if isinstance(group["lr"], Tensor):
+            group["lr"].fill_(rate)
+        else:
+            group["lr"] = rate

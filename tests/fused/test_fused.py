@@ -1,0 +1,291 @@
+"""The Triton kernels agree with the float64 reference, under Triton's interpreter and in blocks as small as it takes.
+
+Tolerances are measured: an output may err twice, a gradient three times as much as the fp32 reference, and a few ulp.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from compactattn import ALiBi, Allowed, Bias, Causal, Mask, Packed, Padding, attend, attention, entmax, parse
+from compactattn.fused import launch
+from compactattn.kernels import FAMILY, RULES, encode
+from compactattn.masks import resolve
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of log2(0) and inf − inf
+
+KERNELS = [
+    "gaussian",
+    "epanechnikov",
+    "biweight",
+    "triweight",
+    "entmax(1.7)",
+    "norm_relu",
+    "rectified(r=3, b=1)",
+    "relumax",
+    "relumax(r=2, b=2)",
+    "topk_softmax(3)",
+    "topk_uniform(3)",
+    "topk_epanechnikov(4)",
+    "topk_biweight(4)",
+    "topk_triweight(5)",
+    "topk_rectified(4, r=1.5)",
+    "ball",
+    "margin",
+    "truncated_gaussian(1.5)",
+]
+ONE_OF_EACH_RULE = ["biweight", "norm_relu", "relumax", "topk_epanechnikov(9)"]
+assert {member.name for member in FAMILY} == {name.partition("(")[0] for name in KERNELS}
+assert {encode(parse(name))[1] for name in ONE_OF_EACH_RULE} == set(RULES)
+
+
+class Case(NamedTuple):
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    dim: int
+    value_dim: int
+    blocks: tuple[int, int]  # queries × keys; one tile if that holds all keys
+    mask: Mask | None
+
+
+CASES = {
+    "everything": Case(1, 1, 1, 7, 33, 16, 5, (16, 32), None),
+    "one key": Case(1, 1, 1, 1, 1, 5, 3, (16, 16), Causal()),
+    "causal": Case(1, 1, 1, 33, 33, 5, 16, (32, 32), Causal()),
+    "strictly past": Case(1, 2, 1, 33, 33, 40, 7, (64, 64), Causal(offset=1)),
+    "more queries than keys": Case(1, 1, 1, 33, 20, 16, 16, (16, 32), Causal(offset=1)),
+    "padding": Case(2, 1, 1, 7, 9, 5, 5, (16, 16), Causal() & Padding([0, 6], queries=[7, 5])),
+    "packed": Case(1, 1, 1, 33, 33, 5, 5, (64, 16), Causal(1) & Packed([3, 0, 21, 9])),
+    "alibi": Case(1, 2, 1, 12, 20, 16, 5, (16, 16), Causal() & ALiBi()),
+}
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """Sets the blocks of all three kernels."""
+
+    def to(m, n):
+        def blocks(queries, keys, width, dtype):
+            return launch.Blocks(m, n, 4, 1, single=keys <= n)
+
+        for name in ("forward_blocks", "backward_query_blocks", "backward_key_blocks"):
+            monkeypatch.setattr(launch, name, blocks)
+
+    return to
+
+
+def draw(case, dtype=torch.float32, seed=0):
+    """q, k, v, scale, all with gradients, and do."""
+    rng = torch.Generator().manual_seed(seed)
+    b, h, hk, t, n, d, dv, *_ = case
+    shapes = ((b, h, t, d), (b, hk, n, d), (b, hk, n, dv), (b, h, t, dv))
+    q, k, v, do = (torch.randn(shape, generator=rng).to(dtype) for shape in shapes)
+    scale = 0.3 + torch.rand(h, generator=rng)
+    return tuple(x.requires_grad_() for x in (q, k, v, scale)), do
+
+
+def run(inputs, do, kernel, mask, backend, dtype=None):
+    """{name: output or gradient} in float64."""
+    inputs = [x.detach().to(dtype or x.dtype).requires_grad_() for x in inputs]
+    q, k, v, scale = inputs
+    out = attend(q, k, v, kernel, scale=scale, mask=mask, backend=backend)
+    found = (out, *torch.autograd.grad(out, inputs, do.to(out.dtype)))
+    return dict(zip(("out", "dq", "dk", "dv", "dscale"), (x.detach().double() for x in found), strict=True))
+
+
+def check(inputs, do, kernel, mask):
+    exact = run(inputs, do, kernel, mask, "reference", torch.float64)
+    plain = run(inputs, do, kernel, mask, "reference")
+    ours = run(inputs, do, kernel, mask, "fused")
+    eps = torch.finfo(inputs[0].dtype).eps
+    for name, want in exact.items():
+        error, allowed = ((x[name] - want).norm() for x in (ours, plain))
+        size = want.norm() if name != "dscale" else exact["dq"].norm() * inputs[0].detach().double().norm()
+        factor = 2 if name == "out" else 3
+        assert error <= factor * allowed + 4 * eps * size, f"{name}: {error:.2e}, allowed {allowed:.2e}, size {size:.2e}"
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_output_and_every_gradient_agree_with_the_reference(kernel, case, cut):
+    cut(*CASES[case].blocks)
+    check(*draw(CASES[case]), kernel, CASES[case].mask)
+
+
+@pytest.mark.parametrize("kernel", ONE_OF_EACH_RULE)
+def test_many_tiles_agree_with_the_reference(kernel, cut):
+    cut(32, 32)
+    case = Case(1, 1, 1, 70, 70, 16, 16, (32, 32), Causal(1))
+    check(*draw(case), kernel, case.mask)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "entmax(1.3)", *ONE_OF_EACH_RULE])
+def test_the_shipped_blocks_agree_with_the_reference(kernel):
+    case = Case(1, 1, 1, 33, 40, 40, 24, (0, 0), Causal())
+    check(*draw(case), kernel, case.mask)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", *ONE_OF_EACH_RULE])
+def test_half_precision_errs_as_little_as_the_reference(kernel):
+    """Weights are rounded to the dtype of the values, as the output is: errors of one size."""
+    case = Case(1, 2, 1, 33, 33, 16, 16, (0, 0), Causal())
+    check(*draw(case, torch.float16), kernel, case.mask)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_tied_scores_agree_with_the_reference(kernel, cut):
+    """Whole numbers tie often: the earlier key wins among the k nearest, and tied best keys share a gradient."""
+    cut(16, 16)
+    case = Case(1, 1, 1, 9, 20, 2, 5, (16, 16), None)
+    (q, k, v, _), do = draw(case)
+    q, k = (x.detach().clamp(-2, 2).round() for x in (q, k))
+    check((q, k, v, torch.ones(1)), do, kernel, case.mask)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_a_row_with_no_legal_key_is_zero_with_zero_gradient(kernel, cut):
+    cut(16, 16)
+    inputs, do = draw(Case(1, 1, 1, 18, 18, 4, 4, (16, 16), None))
+    lengths = torch.tensor([5])
+    found = run(inputs, do, kernel, Causal(1) & Padding(lengths, queries=lengths), "fused")
+    for name in ("out", "dq"):
+        assert (found[name][:, :, 0] == 0).all()
+        assert (found[name][:, :, 5:] == 0).all()
+    for name in ("dk", "dv"):
+        assert (found[name][:, :, 4:] == 0).all()
+    found = run(inputs, do, kernel, Causal(99), "fused")
+    assert all((x == 0).all() for x in found.values())
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", *ONE_OF_EACH_RULE])
+def test_padding_may_hold_anything(kernel, cut):
+    cut(16, 16)
+    inputs, do = draw(Case(2, 1, 1, 18, 18, 4, 4, (16, 16), None))
+    lengths = torch.tensor([3, 18])
+    mask = Causal() & Padding(lengths, queries=lengths)
+    clean = run(inputs, do, kernel, mask, "fused")
+    dirty = [x.detach().clone() for x in inputs]
+    for x in (*dirty[:3], do):
+        x[0, :, 3:7], x[0, :, 7:] = math.nan, math.inf
+    for name, x in run(dirty, do, kernel, mask, "fused").items():
+        assert torch.equal(x, clean[name]), name
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "entmax(1.7)", *ONE_OF_EACH_RULE])
+def test_the_past_is_bit_identical_whatever_the_future_holds(kernel, cut):
+    cut(16, 16)
+    (q, k, v, scale), _ = draw(Case(1, 1, 1, 33, 33, 8, 8, (16, 16), None))
+    before = attend(q, k, v, kernel, scale=scale, mask=Causal(), backend="fused")[:, :, :21]
+    for factor in (0.0, 30.0):
+        later = [x.detach().clone() for x in (q, k, v)]
+        for x in later:
+            x[:, :, 21:] *= factor
+        after = attend(*later, kernel, scale=scale, mask=Causal(), backend="fused")[:, :, :21]
+        assert torch.equal(after, before)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", *ONE_OF_EACH_RULE])
+def test_a_score_that_is_not_a_number_shows_in_its_row_and_no_other(kernel, cut):
+    cut(16, 16)
+    (q, k, v, scale), _ = draw(Case(1, 1, 1, 20, 20, 4, 4, (16, 16), None))
+    q = q.detach().clone()
+    q[0, 0, 7, 1] = math.nan
+    out = attend(q, k, v, kernel, scale=scale, mask=Causal(), backend="fused")
+    assert out[0, 0, 7].isnan().all() or kernel.startswith("topk")
+    assert not out[0, 0, torch.arange(20) != 7].isnan().any()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_readout_is_that_of_the_reference(kernel, cut):
+    cut(32, 16)
+    (q, k, v, scale), _ = draw(Case(1, 1, 1, 19, 19, 4, 4, (32, 16), None))
+    ours, theirs = (
+        attend(q, k, v, kernel, scale=scale, mask=Causal(1), backend=backend, return_readout=True)[1]
+        for backend in ("fused", "reference")
+    )
+    assert torch.equal(ours.support, theirs.support)
+    torch.testing.assert_close(ours.threshold, theirs.threshold, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(ours.bandwidth, theirs.bandwidth, rtol=1e-4, atol=1e-4)
+
+
+def test_strides_do_not_matter(cut):
+    cut(16, 16)
+    tensors = [torch.randn(2, 9, 3, 6) for _ in range(3)]  # (B, T, H, D), as most models hold them
+    views = [x.transpose(1, 2).requires_grad_() for x in tensors]
+    copies = [x.detach().contiguous().requires_grad_() for x in views]
+    found = [attend(*given, "relumax", mask=Causal(), backend="fused") for given in (views, copies)]
+    assert torch.equal(*found)
+    summed = [torch.autograd.grad(out.sum(), given) for out, given in zip(found, (views, copies), strict=True)]
+    for ours, theirs in zip(*summed, strict=True):
+        assert torch.equal(ours, theirs)
+    turned = [torch.randn(1, 2, 6, 9).transpose(2, 3) for _ in range(3)]  # the head dim is not the last in memory
+    assert torch.equal(
+        attend(*turned, "relumax", backend="fused"), attend(*(x.contiguous() for x in turned), "relumax", backend="fused")
+    )
+
+
+def test_no_queries_or_no_keys():
+    for queries, keys in ((0, 3), (3, 0)):
+        inputs, do = draw(Case(1, 2, 1, queries, keys, 4, 5, (16, 16), None))
+        found = run(inputs, do, "biweight", None, "fused")
+        assert found["out"].shape == (1, 2, queries, 5)
+        assert all((x == 0).all() for x in found.values())
+
+
+def test_opcheck_of_the_fused_operator(cut):
+    cut(16, 16)
+    (q, k, v, scale), _ = draw(Case(1, 2, 1, 5, 6, 4, 3, (16, 16), None))
+    view = resolve(Causal(1) & ALiBi(), (1, 2, 5, 6), q.device)
+    for kernel in ("biweight", "topk_softmax(3)"):
+        inputs = (q, k, v, scale, view.at, view.lo, view.hi, None, None, view.slopes, None, *encode(parse(kernel)))
+        torch.library.opcheck(attention._attend, (*inputs, True, True))
+
+
+def test_torch_compile_sees_one_graph(cut):
+    cut(16, 16)
+
+    def model(q, k, v, scale):
+        return attend(q, k, v, "sparsemax", scale=scale, mask=Causal(1) & ALiBi(), backend="fused").square().sum()
+
+    inputs, _ = draw(Case(1, 2, 1, 9, 9, 4, 3, (16, 16), None))
+    eager, compiled = model(*inputs), torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")(*inputs)
+    assert torch.equal(compiled, eager)
+    for a, b in zip(torch.autograd.grad(eager, inputs), torch.autograd.grad(compiled, inputs), strict=True):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"mask": Bias(torch.zeros(3, 3))}, "Bias or Allowed"),
+        ({"mask": Allowed(torch.ones(3, 3, dtype=torch.bool))}, "Bias or Allowed"),
+        ({"kernel": entmax(torch.tensor(1.5))}, "alpha is learned"),
+        ({name: torch.ones(1, 1, 3, 4, dtype=torch.float64) for name in "qkv"}, "float64"),
+    ],
+)
+def test_fused_refuses_with_the_reason_what_it_cannot_do(change, reason):
+    call = {name: torch.ones(1, 1, 3, 4) for name in "qkv"} | {"kernel": "biweight", "mask": None} | change
+    with pytest.raises(ValueError) as error:
+        attend(**call, backend="fused")
+    assert reason in str(error.value)
+    assert "choose one of auto, reference" in str(error.value)
+    attend(**call)  # the reference does it
+
+
+def test_fused_on_a_cpu_is_for_the_interpreter_alone(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(ValueError, match="TRITON_INTERPRET=1"):
+        attend(*(torch.ones(1, 1, 3, 4) for _ in range(3)), backend="fused")
+
+
+@pytest.mark.parametrize("scores", [torch.tensor([0.0, -0.0, 1.5, -2.5, 1e-40, -1e30, math.inf, -math.inf, -1e-40])])
+def test_the_whole_numbers_of_scores_are_in_their_order(scores):
+    bits = scores.where(scores != 0, 0.0).view(torch.int32)
+    ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    assert np.array_equal(np.argsort(ordered.numpy(), kind="stable"), np.argsort(scores.numpy(), kind="stable"))

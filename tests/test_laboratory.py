@@ -62,13 +62,24 @@ def test_report_writes_a_page_with_a_look_inside(run, tmp_path, capsys):
 
 def test_sweep_trains_what_is_missing_and_nothing_twice(tmp_path, capsys):
     command = ["sweep", "length-gen", "--task", "copy", "--kernels", "gaussian,relumax(r=2, b=1)", "--steps", "2",
-               "--samples", "10", "--device", "cpu", "--out", str(tmp_path)]  # fmt: skip
+               "--samples", "10", "--device", "cpu", "--jobs", "2", "--out", str(tmp_path)]  # fmt: skip
     cli.main(command)
-    first = capsys.readouterr().out
-    assert first.count("step 2") == 2
+    rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith(" copy-")]
+    assert rows == ["copy-gaussian-0", "copy-relumax-r-2-b-1-0"]
     assert (tmp_path / "report" / "index.html").exists()
-    cli.main(command)
-    assert "step 2" not in capsys.readouterr().out
+    made = {path: path.stat().st_mtime_ns for row in rows for path in (tmp_path / row).iterdir()}
+    cli.main([*command, "--jobs", "1"])
+    assert made == {path: path.stat().st_mtime_ns for path in made}
+
+
+def test_sweep_into_a_folder_of_other_runs_names_what_differs(run, capsys):
+    command = ["sweep", "length-gen", "--kernels", "relumax", "--steps", "5", "--device", "cpu", "--jobs", "1"]
+    (run.parent / "mqmtar-relumax-0").symlink_to(run)
+    said = refuse([*command, "--out", str(run.parent)], capsys)
+    assert "model.layers: 1 → 2" in said
+    assert "training.steps: 6 → 5" in said
+    said = refuse([*command[:-1], "2", "--out", str(run.parent)], capsys)  # in a process of its own
+    assert "training.steps: 6 → 5" in said
 
 
 def test_resume_of_a_finished_run_changes_nothing(run, capsys):

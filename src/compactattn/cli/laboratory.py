@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
-import re
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import os
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 import tyro
 from rich import box
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
-from compactattn.cli.app import UsageError, app, console, parse_kernel, prepare_folder
+from compactattn.cli.app import UsageError, app, console, prepare_folder
+from compactattn.cli.work import (
+    configure,
+    configure_variant,
+    evaluate_lengths,
+    finish_jobs,
+    name_run,
+    print_matches,
+    print_sweep,
+    read_lengths,
+    split_kernels,
+    train_run,
+    write_page,
+)
 from compactattn.data.sequences import TASKS
-from compactattn.evaluation.exact_match import Match, Mode
+from compactattn.evaluation.exact_match import Mode
 from compactattn.experiments import length_generalisation as length_gen
-from compactattn.experiments.runs import evaluate_run, evaluated, open_run
+from compactattn.experiments.runs import open_run
+from compactattn.experiments.sweep import Job
 from compactattn.models.generation import generate as generate_tokens
 from compactattn.models.language_model import build, count_parameters
 from compactattn.models.zoo import ZOO
 from compactattn.training import checkpoint
-from compactattn.training.config import RunConfig
 from compactattn.training.distributed import leads
 
 Task = Literal["mqmtar", "sort", "reverse", "copy"]
 Preset = Literal["cpu-quick", "gpu-short", "paper"]
+assert set(TASKS) == set(Task.__args__)  # type: ignore[attr-defined]
 Lengths = Annotated[str, tyro.conf.arg(metavar="N,N,...")]
 
 train, sweep = SubcommandApp(), SubcommandApp()
@@ -95,17 +105,17 @@ def train_length_gen(
         evaluate: Test the trained model at the lengths of the paper's table, as multiples of the longest in training.
         tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
     """
-    config = _configure(
+    config = configure(
         task, kernel, preset, seed,
         model={"architecture": model, "positions": positions, "as_released": as_released,
                "layers": layers, "width": width, "heads": heads},
         training={"steps": steps, "batch": batch, "rate": rate, "precision": precision, "accumulation": accumulation,
                   "compile": compile, "device": device},
     )  # fmt: skip
-    folder = out or Path("runs") / length_gen.NAME / _name(config)
-    _train(config, folder, resume=False, tensorboard=tensorboard)
+    folder = out or Path("runs") / length_gen.NAME / name_run(config)
+    train_run(config, folder, resume=False, tensorboard=tensorboard)
     if evaluate and leads():
-        _print_matches(_evaluate(folder, None, "teacher-forced", 1000, device))
+        print_matches(evaluate_lengths(folder, None, "teacher-forced", 1000, device))
         print(f"\nNext: compactattn report {folder} --out report")
 
 
@@ -118,6 +128,7 @@ def sweep_length_gen(
     steps: int | None = None,
     device: str = "auto",
     samples: int = 1000,
+    jobs: int = 0,
     out: Path = Path("runs/sweep"),
 ) -> None:
     """Train a model for every kernel and seed, test each on long sequences, and write one report.
@@ -135,16 +146,19 @@ def sweep_length_gen(
         steps: Updates of the weights, if other than the preset's.
         device: auto, cpu, cuda or cuda:1.
         samples: Test sequences at each length.
+        jobs: Runs side by side; 0 is one on a GPU and one for each core on a CPU, where small models gain little from threads.
         out: Folder of the runs; the report goes to its subfolder report.
     """
-    variants = _split(kernels)
-    configs = [_variant(task, variant, preset, seed, steps, device) for seed in range(seeds) for variant in variants]
+    if seeds < 1 or jobs < 0 or samples < 1:
+        raise UsageError(f"seeds = {seeds} and samples = {samples} must be at least 1, jobs = {jobs} at least 0")
+    variants = split_kernels(kernels)
+    configs = [configure_variant(task, variant, preset, seed, steps, device) for seed in range(seeds) for variant in variants]
     prepare_folder(out)
-    for number, config in enumerate(configs, start=1):
-        folder = out / _name(config)
-        print(f"[{number}/{len(configs)}] {folder}", flush=True)
-        _finish(config, folder, samples, device)
-    page = _report([out / _name(config) for config in configs], out / "report", device)
+    todo = [Job(config, out / name_run(config), samples, device) for config in configs]
+    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
+    finish_jobs(todo, jobs or (1 if on_gpu else min(len(todo), os.cpu_count() or 1)))
+    page = write_page([job.folder for job in todo], out / "report", device)
+    print_sweep(todo)
     print(f"\nReport: {page}")
 
 
@@ -158,10 +172,11 @@ def demo(out: Path = Path("demo"), kernels: str = "gaussian,sparsemax,relumax") 
         out: Folder of the runs and of the report, made if need be.
         kernels: Names separated by commas; see `compactattn kernels`.
     """
-    names = _split(kernels)
-    print(f"Associative recall: {len(names)} small models see sequences of 16 to 32 tokens and are tested on longer ones.")
-    sweep_length_gen(kernels=kernels, out=out)
-    print("Next: open the report in a browser, talk to a model with `compactattn generate`, or list the kernels.")
+    names = split_kernels(kernels)
+    print(f"Associative recall: {len(names)} small models learn on sources of 16 to 32 tokens and are tested on longer ones.")
+    sweep_length_gen(kernels=kernels, device="cpu", jobs=len(names), out=out)
+    last = out / name_run(configure_variant("mqmtar", names[-1]))
+    print(f"Open it in a browser; let a model answer with `compactattn generate {last}`.")
 
 
 @app.command
@@ -176,9 +191,9 @@ def resume(run: Positional[Path], evaluate: bool = True, tensorboard: bool = Fal
         tensorboard: Also write TensorBoard files.
     """
     config = checkpoint.load_config(run)
-    _train(config, run, resume=True, tensorboard=tensorboard)
+    train_run(config, run, resume=True, tensorboard=tensorboard)
     if evaluate and leads():
-        _print_matches(_evaluate(run, None, "teacher-forced", 1000, config.training.device))
+        print_matches(evaluate_lengths(run, None, "teacher-forced", 1000, config.training.device))
 
 
 @app.command
@@ -201,7 +216,7 @@ def evaluate(
         samples: Test sequences at each length.
         device: auto, cpu or cuda.
     """
-    _print_matches(_evaluate(run, _read_lengths(lengths), mode, samples, device))
+    print_matches(evaluate_lengths(run, read_lengths(lengths), mode, samples, device))
 
 
 @app.command
@@ -220,7 +235,7 @@ def report(runs: Positional[tuple[Path, ...]], out: Path = Path("report"), devic
     if not runs:
         raise UsageError("name at least one run, as in: compactattn report runs/length-gen/mqmtar-sparsemax-0")
     prepare_folder(out)
-    print(_report(runs, out, device))
+    print(write_page(runs, out, device))
 
 
 @app.command
@@ -278,141 +293,3 @@ def models() -> None:
                 counts.append(f"{count_parameters(build(size.configure(architecture=architecture))):,}")
         table.add_row(name, str(size.layers), str(size.width), str(size.heads), *counts, size.origin)
     console().print(table)
-
-
-# -- configs -------------------------------------------------------------------------------------
-
-
-def _configure(task: str, kernel: str, preset: str, seed: int, model: dict[str, Any], training: dict[str, Any]) -> RunConfig:
-    """The preset with what was asked for in place of its own; what is None stays."""
-    parse_kernel(kernel)
-    if model.get("positions") == "auto":
-        model["positions"] = "alibi" if model.get("architecture") == "transformer" else "none"
-    given = {"kernel": kernel, **model}
-    try:
-        return length_gen.vary(
-            length_gen.PRESETS[preset](task),
-            seed=seed,
-            model={name: value for name, value in given.items() if value is not None},
-            training={name: value for name, value in training.items() if value is not None},
-        )
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def _variant(task: str, variant: str, preset: str, seed: int, steps: int | None, device: str) -> RunConfig:
-    transformer = variant == "transformer"
-    model = {"architecture": "transformer" if transformer else "mosaic", "positions": "auto"}
-    kernel = "gaussian" if transformer else variant
-    return _configure(task, kernel, preset, seed, model, {"steps": steps, "device": device})
-
-
-def _name(config: RunConfig) -> str:
-    """A folder's name for people; nothing is ever read out of it."""
-    model = config.model
-    variant = "transformer" if model.architecture == "transformer" else re.sub(r"[^A-Za-z0-9.]+", "-", model.kernel).strip("-")
-    extras: list[str] = [model.positions] if model.positions != ("alibi" if variant == "transformer" else "none") else []
-    extras += [f"as-released-{model.as_released}"] if model.as_released else []
-    return "-".join([config.data["task"], variant, *extras, str(config.seed)])
-
-
-def _split(kernels: str) -> list[str]:
-    """Names separated by commas, but not by those inside brackets."""
-    names = [name.strip() for name in re.split(r",(?![^()]*\))", kernels) if name.strip()]
-    if not names:
-        raise UsageError("name at least one kernel, as in --kernels gaussian,sparsemax")
-    return names
-
-
-def _read_lengths(text: str) -> list[int] | None:
-    if not text:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UsageError(f"lengths {text!r} do not read as whole numbers separated by commas, as in 64,128,256") from None
-
-
-# -- work ----------------------------------------------------------------------------------------
-
-
-def _train(config: RunConfig, folder: Path, *, resume: bool, tensorboard: bool = False) -> None:
-    try:
-        summary = length_gen.run(config, folder, resume=resume, tensorboard=tensorboard)
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    if leads():
-        validation = "".join(f", {name.replace('_', ' ')} {value:.3f}" for name, value in summary.validation.items())
-        print(f"{folder}: step {summary.step}, loss {summary.loss:.4f}{validation}, {summary.seconds:.0f} s", flush=True)
-
-
-def _finish(config: RunConfig, folder: Path, samples: int, device: str) -> None:
-    """Trains and evaluates what is not trained and evaluated yet."""
-    started = (folder / "config.json").exists()
-    done = checkpoint.exists(folder) and checkpoint.load(folder).step == config.training.steps
-    if not done:
-        _train(config, folder, resume=started)
-    if leads() and (missing := [n for n in length_gen.default_lengths(config) if n not in evaluated(folder, "teacher-forced")]):
-        _print_matches(_evaluate(folder, missing, "teacher-forced", samples, device))
-
-
-def _evaluate(folder: Path, lengths: Sequence[int] | None, mode: Mode, samples: int, device: str) -> list[Match]:
-    with _progress() as bar:
-        task = bar.add_task("evaluating", total=samples)
-        return evaluate_run(
-            folder, lengths, mode, samples, device,
-            lambda length, done, total: bar.update(task, description=f"length {length}", completed=done, total=total),
-        )  # fmt: skip
-
-
-def _report(runs: Sequence[Path], out: Path, device: str) -> Path:
-    from compactattn.report.page import write_report  # matplotlib takes a second: only commands that draw wait for it
-    from compactattn.report.runs import load
-
-    try:
-        return write_report(load(runs), out, _inspect(runs, device))
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-
-
-def _inspect(runs: Sequence[Path], device: str) -> list[Any]:
-    """A look into one run of each kernel that still has its weights, on the first test sequence."""
-    from compactattn.report.inspection import Inspection
-
-    found: dict[str, Inspection] = {}
-    for folder in (path for run in runs for path in [run, *sorted(run.glob("*/"))] if checkpoint.exists(path)):
-        config = checkpoint.load_config(folder)
-        if config.model.kernel in found or config.model.architecture != "mosaic":
-            continue
-        model = open_run(folder, device).model
-        data = length_gen.Data.of(config)
-        task = data.make_task()
-        tokens = torch.from_numpy(length_gen.open_test_set(config, data.longest).tokens(0, 1)).long()[:, :-1]
-        with torch.inference_mode():
-            weights, readout = model.inspect(tokens.to(next(model.parameters()).device))[-1]
-        head = int(readout.support[0].float().mean(-1).argmin())  # the head that looks at the fewest keys
-        found[config.model.kernel] = Inspection(
-            config.model.kernel, config.model.layers - 1, head, weights[0, head].cpu().numpy(),
-            readout.support[0].cpu().numpy(), readout.bandwidth[0].cpu().numpy(),
-            [task.render([int(token)]) for token in tokens[0]],
-        )  # fmt: skip
-    return list(found.values())
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn()
-    with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bar:
-        yield bar
-
-
-def _print_matches(found: Sequence[Match]) -> None:
-    table = Table("length", "exact match", "token accuracy", "samples", "mode", box=box.SIMPLE_HEAD, show_edge=False)
-    for match in found:
-        table.add_row(
-            str(match.length), f"{match.exact_match:.3f}", f"{match.token_accuracy:.3f}", str(match.samples), match.mode
-        )
-    console().print(table)
-
-
-assert set(TASKS) == set(Task.__args__)  # type: ignore[attr-defined]

@@ -17,7 +17,8 @@ from compactattn.data.tasks import Task
 from compactattn.evaluation.exact_match import evaluate
 from compactattn.models.language_model import build
 from compactattn.models.zoo import ZOO
-from compactattn.training.config import RunConfig, TrainingConfig
+from compactattn.training.checkpoint import load_config
+from compactattn.training.config import RunConfig, RunError, TrainingConfig, differences
 from compactattn.training.loop import Summary, train
 
 NAME = "length-gen"
@@ -79,13 +80,13 @@ def gpu_short(task: str) -> RunConfig:
 
 def cpu_quick(task: str) -> RunConfig:
     """A small model on a small task: a minute or two on two CPU cores."""
-    changes = {"mqmtar": {"symbols": 64, "words": 64, "width": 1, "queries": 1}}.get(_known(task), {"symbols": 16})
+    changes = {"mqmtar": {"symbols": 16, "words": 256, "queries": 2}}.get(_known(task), {"symbols": 16})
     data = Data(task, changes, shortest=16, longest=32)
     training = TrainingConfig(
-        steps=1000, batch=64, rate=3e-3, final_rate=1e-4, warmup=100, betas=(0.9, 0.99),
-        log_every=10, checkpoint_every=200, validate_every=200,
+        steps=1800, batch=32, rate=2e-3, final_rate=1e-4, warmup=100, betas=(0.9, 0.99),
+        log_every=10, checkpoint_every=300, validate_every=300,
     )  # fmt: skip
-    model = ZOO["laptop"].configure(vocab=data.make_task().vocab)
+    model = ZOO["laptop"].configure(vocab=data.make_task().vocab, slots=64)
     return RunConfig(NAME, 0, model, training, asdict(data))
 
 
@@ -136,13 +137,17 @@ def run(
     )  # fmt: skip
 
 
+def check_same(folder: Path, config: RunConfig) -> None:
+    """A RunError names the fields in which the run in a folder differs from a config."""
+    if changed := differences(load_config(folder), config, ignore=("training.device",)):
+        raise RunError(f"{folder} holds a run with another config ({'; '.join(changed)}); choose another folder")
+
+
 def default_lengths(config: RunConfig) -> Sequence[int]:
-    """The lengths of the paper's table for a task, as multiples of the longest source in training."""
+    """The lengths of the paper's table for a task, as multiples of the longest source in training; up to 16× if it is short."""
     data = Data.of(config)
-    factors = (
-        {"mqmtar": (1, 2, 4, 8), "sort": (1, 2, 4)} if data.changes else {"mqmtar": (1, 2, 4, 8, 16, 32, 64), "sort": (1, 2, 4)}
-    )
-    return [int(data.longest * factor) for factor in factors.get(data.task, (1, 1.5))]
+    factors = {"mqmtar": (1, 2, 4, 8, 16, 32, 64), "sort": (1, 2, 4)}.get(data.task, (1, 1.5))
+    return [int(data.longest * factor) for factor in factors if data.longest >= 64 or factor <= 16]
 
 
 def open_test_set(config: RunConfig, length: int, samples: int = 1000) -> TestSet:

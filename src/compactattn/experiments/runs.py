@@ -67,21 +67,21 @@ def evaluate_run(
     return found
 
 
+def read_evaluation(folder: Path) -> list[dict[str, Any]]:
+    """The lines of evaluation.jsonl; none where the run has not been evaluated."""
+    path = folder / EVALUATION
+    try:
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    except ValueError as error:
+        raise RunError(f"{path} is malformed: {error}") from None
+
+
 def _write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
     """Adds lines to evaluation.jsonl; a line for the same test set and mode replaces the older one."""
 
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
         return row["task"], row["mode"], row["length"]
 
-    path = folder / EVALUATION
-    older = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    kept = {key(row): row for row in [*older, *rows]}
+    kept = {key(row): row for row in [*read_evaluation(folder), *rows]}
     text = "".join(json.dumps(kept[place]) + "\n" for place in sorted(kept))
-    replace_durably(path, text.encode())
-
-
-def evaluated(folder: Path, mode: str) -> set[int]:
-    """Lengths at which the run has been evaluated in that mode."""
-    path = folder / EVALUATION
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {row["length"] for row in rows if row["mode"] == mode}
+    replace_durably(folder / EVALUATION, text.encode())

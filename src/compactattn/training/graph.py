@@ -36,7 +36,8 @@ class Replay:
             return self._run_plainly(self._batch)
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=self._stream):
+            # thread_local: the thread that prepares the next batch may pin memory meanwhile
+            with torch.cuda.graph(self._graph, stream=self._stream, capture_error_mode="thread_local"):
                 self._result = self._update(self._batch)
         self._graph.replay()
         assert self._result is not None

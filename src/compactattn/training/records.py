@@ -7,7 +7,10 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -134,7 +137,8 @@ def describe_environment(device: torch.device, processes: int) -> dict[str, Any]
     on_gpu = device.type == "cuda"
     return {
         "compactattn": compactattn.__version__,
-        "commit": _commit(),
+        "commit": os.environ.get("COMPACTATTN_COMMIT") or _commit(),  # for a machine that has the files but not their history
+        "command": describe_command(sys.argv),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": numpy.__version__,
@@ -144,6 +148,13 @@ def describe_environment(device: torch.device, processes: int) -> dict[str, Any]
         "threads": torch.get_num_threads(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def describe_command(arguments: Sequence[str]) -> str:
+    """The command line as a person would type it, without the folders that lie before the program's name."""
+    program, *rest = arguments or [""]
+    name = "python -m compactattn" if program.endswith("__main__.py") else Path(program).name
+    return f"{name} {shlex.join(rest)}".strip()
 
 
 def _commit() -> str | None:

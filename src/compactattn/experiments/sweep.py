@@ -1,0 +1,103 @@
+"""Several runs, one after another or side by side; what is finished is never done again."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.multiprocessing as processes
+
+from compactattn.experiments import length_generalisation as length_gen
+from compactattn.experiments.runs import evaluate_run, read_evaluation
+from compactattn.training import checkpoint
+from compactattn.training.config import RunConfig, RunError
+from compactattn.training.records import read_metrics
+
+MODE = "teacher-forced"
+
+
+class Job(NamedTuple):
+    """A run to be trained and evaluated in a folder."""
+
+    config: RunConfig
+    folder: Path
+    samples: int
+    device: str = "auto"
+
+    @property
+    def trained(self) -> bool:
+        return checkpoint.exists(self.folder) and checkpoint.load(self.folder).step == self.config.training.steps
+
+    @property
+    def missing(self) -> list[int]:
+        """Lengths at which the run has not been evaluated."""
+        done = {row["length"] for row in read_evaluation(self.folder) if row["mode"] == MODE}
+        return [length for length in length_gen.default_lengths(self.config) if length not in done]
+
+
+def finish(job: Job, show_progress: bool = False) -> None:
+    """Trains and evaluates what is not trained and evaluated yet. A folder with another config in it is refused."""
+    resume = (job.folder / "config.json").exists()
+    if resume:
+        length_gen.check_same(job.folder, job.config)
+    if not job.trained:
+        length_gen.run(job.config, job.folder, resume=resume, show_progress=show_progress)
+    if job.missing:
+        evaluate_run(job.folder, job.missing, samples=job.samples, device=job.device)
+
+
+def finish_all(jobs: Sequence[Job], side_by_side: int, watch: Callable[[Sequence[int]], None]) -> None:
+    """Finishes every job, `side_by_side` at a time, each in a process with its share of the CPU's cores.
+
+    `watch` is given the steps done of each job, now and then. After Ctrl-C every process saves before it ends.
+    """
+    context = processes.get_context("spawn")
+    outcomes: Any = context.Queue()
+    waiting = list(enumerate(jobs))
+    running: dict[int, SpawnProcess] = {}
+    threads = max(1, (os.cpu_count() or 1) // side_by_side)
+    try:
+        while waiting or running:
+            while waiting and len(running) < side_by_side:
+                number, job = waiting.pop(0)
+                running[number] = context.Process(target=_work, args=(number, job, threads, outcomes))
+                running[number].start()
+            time.sleep(0.2)
+            watch([_steps_done(job) for job in jobs])
+            _reap(running, outcomes)
+    finally:
+        for process in running.values():
+            process.terminate()  # asks it to save and end
+        for process in running.values():
+            process.join()
+
+
+def _work(number: int, job: Job, threads: int, outcomes: Any) -> None:
+    torch.set_num_threads(threads)
+    try:
+        finish(job)
+        outcomes.put((number, ""))
+    except (RunError, ValueError) as error:
+        outcomes.put((number, str(error)))
+
+
+def _reap(running: dict[int, SpawnProcess], outcomes: Any) -> None:
+    """Takes ended processes off the list; a RunError says what one of them stumbled over."""
+    while not outcomes.empty():
+        number, trouble = outcomes.get()
+        running.pop(number).join()
+        if trouble:
+            raise RunError(trouble)
+    for number, process in list(running.items()):
+        if process.exitcode not in (None, 0):
+            del running[number]
+            raise RunError(f"a process of the sweep ended with status {process.exitcode}; give the same command to go on")
+
+
+def _steps_done(job: Job) -> int:
+    return max((line["step"] for line in read_metrics(job.folder)), default=0) if job.folder.exists() else 0

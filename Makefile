@@ -2,23 +2,35 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+PLAIN := $(VENV)/.installed
+STAMP := $(VENV)/.installed-dev
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -e
 
-.PHONY: demo test format bench clean
+.PHONY: demo test browser format bench clean
 
-$(STAMP): pyproject.toml
+$(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
+
+$(PLAIN): pyproject.toml | $(BIN)/python
+	$(INSTALL) .
 	touch $@
 
-demo: $(STAMP)
+$(STAMP): pyproject.toml | $(BIN)/python
+	$(INSTALL) ".[dev]"
+	touch $@ $(PLAIN)
+
+demo: $(PLAIN)
 	$(BIN)/compactattn demo --out demo
 
-test: $(STAMP)
+test: $(STAMP) browser
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+
+# a test opens the report in a real browser; where none can be installed here, it says what to do
+browser:
+	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || true
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix
@@ -27,6 +39,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.weights
 	$(BIN)/python -m benchmarks.memory
+	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.report
 
 clean:

@@ -9,6 +9,10 @@ import re
 from pathlib import Path
 
 from benchmarks.common import read
+from compactattn.report import tables
+from compactattn.report.comparison import compare
+from compactattn.report.finding import find, hold_against_paper, list_departures
+from compactattn.report.runs import load
 
 ROOT = Path(__file__).parent.parent
 Row = dict[str, str]
@@ -78,6 +82,39 @@ def memory_table() -> str:
     return table(["kernel", "batch × heads × length × dim", "MiB above the inputs", "goal", "seconds"], rows)
 
 
+def training_tables() -> str:
+    rows = newest(read("cpu_training"), "what", "case")
+    averages = [
+        [f"{row['case']}", row["ours_ms"], row["definition_ms"], f"{row['faster_by']} ×", row["goal"] or "–"]
+        for row in rows
+        if row["what"] == "leaky average"
+    ]
+    data = [
+        [row["case"], row["ours_ms"], f"{int(row['tokens_per_second']) / 1e6:.1f} M", row["goal"]]
+        for row in rows
+        if row["what"] == "data"
+    ]
+    return (
+        "Leaky average, forward + backward, fp32:\n\n"
+        + table(["batch × heads × time × dim", "scan, ms", "T×T definition, ms", "faster by", "goal"], averages)
+        + "\n\nTraining data at the published sizes, one thread; tokens/s without padding, from the 80th percentile:\n\n"
+        + table(["task", "ms for a batch", "tokens/s", "goal"], data)
+    )
+
+
+def length_generalisation_section() -> str:
+    """Every comparison that the files under results/length-gen allow, in the words of the report."""
+    parts = []
+    for comparison in compare(load([ROOT / "results" / "length-gen"])):
+        found = find(comparison)
+        parts += [f"### {comparison.title}, {comparison.mode}", f"**{found.headline}** {' '.join(found.details)}"]
+        parts += [tables.describe(comparison), tables.format_markdown(comparison), " ".join(hold_against_paper(comparison))]
+        missing = comparison.not_run()
+        parts += [f"Rows of the paper that were not run: {', '.join(missing)}."] if missing else []
+        parts += ["Departures from the paper:\n\n" + "\n".join(f"- {note}" for note in list_departures(comparison))]
+    return "\n\n".join(part for part in parts if part)
+
+
 def source(name: str) -> str:
     row = read(name)[-1]
     return (
@@ -113,6 +150,12 @@ all scores of one head alone would take 1,024 MiB at 16,384 keys.
 {memory_table()}
 
 {source("cpu_memory")}
+
+## What a training step must not wait for
+
+{training_tables()}
+
+{source("cpu_training")}
 """
 
 
@@ -143,13 +186,17 @@ def readme_section() -> str:
 
 def pages() -> dict[Path, str]:
     """Every page that holds measured numbers, as it should read."""
-    readme = ROOT / "README.md"
-    marked = re.compile(r"(<!-- table: benchmarks -->\n).*?(<!-- end -->)", re.DOTALL)
-    section = readme_section()
     return {
         ROOT / "benchmarks" / "README.md": benchmarks_page(),
-        readme: marked.sub(lambda match: f"{match[1]}{section}\n{match[2]}", readme.read_text()),
+        ROOT / "README.md": fill(ROOT / "README.md", "benchmarks", readme_section()),
+        ROOT / "docs" / "experiments.md": fill(ROOT / "docs" / "experiments.md", "length-gen", length_generalisation_section()),
     }
+
+
+def fill(path: Path, name: str, section: str) -> str:
+    """The text of a page with a new section between its marks."""
+    marked = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+    return marked.sub(lambda match: f"{match[1]}{section}\n{match[2]}", path.read_text())
 
 
 def main() -> None:

@@ -20,7 +20,8 @@ MODELS = [
     ModelConfig(**SMALL, architecture="transformer", positions="learned", longest=90, kernel="biweight"),
     ModelConfig(**SMALL, architecture="transformer"),
 ]
-each_model = pytest.mark.parametrize("config", MODELS, ids=lambda c: f"{c.architecture}-{c.kernel}-{c.positions}{c.as_released}")
+NAMES = [f"{config.architecture}-{config.kernel}-{config.positions}{config.as_released}" for config in MODELS]
+each_model = pytest.mark.parametrize("config", MODELS, ids=NAMES)
 
 
 def tokens(batch=3, time=80, seed=0):
@@ -129,8 +130,8 @@ def test_a_mosaic_starts_as_published():
 
 def test_a_mosaic_and_a_transformer_of_one_size_have_matching_parameter_counts():
     for size in ZOO.values():
-        small = {"vocab": 64, "layers": 1}
-        mosaic, transformer = (count_parameters(build(size.configure(architecture=a, **small))) for a in ("mosaic", "transformer"))
+        small = [size.configure(architecture=kind, vocab=64, layers=1) for kind in ("mosaic", "transformer")]
+        mosaic, transformer = (count_parameters(build(config)) for config in small)
         assert mosaic == pytest.approx(transformer, rel=0.02)
 
 

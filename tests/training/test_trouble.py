@@ -194,3 +194,9 @@ def test_a_run_works_in_a_thread_that_may_set_no_handlers(tmp_path):
     thread.start()
     thread.join()
     assert results[0].step == 3
+
+
+def test_a_cuda_graph_is_refused_where_there_is_no_gpu(tmp_path):
+    with pytest.raises(RunError) as error:
+        run(tmp_path, graph=True, device="cpu")
+    assert "graph = true needs a GPU" in str(error.value)

@@ -19,6 +19,7 @@ from compactattn.cli.work import (
     configure_variant,
     evaluate_lengths,
     finish_jobs,
+    has_gpu,
     name_run,
     print_matches,
     print_sweep,
@@ -68,7 +69,8 @@ def train_length_gen(
     heads: int | None = None,
     precision: Literal["fp32", "bf16"] | None = None,
     accumulation: int | None = None,
-    compile: Literal["none", "parts", "whole"] = "none",
+    compile: Literal["none", "parts", "whole"] | None = None,
+    graph: bool | None = None,
     device: str = "auto",
     out: Path | None = None,
     evaluate: bool = True,
@@ -100,6 +102,7 @@ def train_length_gen(
         precision: bf16 runs matrix products in bfloat16 under autocast.
         accumulation: Micro-batches in an update.
         compile: torch.compile for what surrounds attention (parts, seconds) or for everything (whole, minutes).
+        graph: Replay updates as a CUDA graph, faster for small models; by default on a GPU, unless the preset is cpu-quick.
         device: auto, cpu, cuda or cuda:1.
         out: The run's folder; by default runs/length-gen/TASK-KERNEL-SEED.
         evaluate: Test the trained model at the lengths of the paper's table, as multiples of the longest in training.
@@ -110,7 +113,7 @@ def train_length_gen(
         model={"architecture": model, "positions": positions, "as_released": as_released,
                "layers": layers, "width": width, "heads": heads},
         training={"steps": steps, "batch": batch, "rate": rate, "precision": precision, "accumulation": accumulation,
-                  "compile": compile, "device": device},
+                  "compile": compile, "graph": graph, "device": device},
     )  # fmt: skip
     folder = out or Path("runs") / length_gen.NAME / name_run(config)
     train_run(config, folder, resume=False, tensorboard=tensorboard)
@@ -155,8 +158,7 @@ def sweep_length_gen(
     configs = [configure_variant(task, variant, preset, seed, steps, device) for seed in range(seeds) for variant in variants]
     prepare_folder(out)
     todo = [Job(config, out / name_run(config), samples, device) for config in configs]
-    on_gpu = device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-    finish_jobs(todo, jobs or (1 if on_gpu else min(len(todo), os.cpu_count() or 1)))
+    finish_jobs(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)))
     page = write_page([job.folder for job in todo], out / "report", device)
     print_sweep(todo)
     print(f"\nReport: {page}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -37,14 +38,23 @@ def configure(task: str, kernel: str, preset: str, seed: int, model: dict[str, A
         model["positions"] = "alibi" if model.get("architecture") == "transformer" else "none"
     given = {"kernel": kernel, **model}
     try:
+        base = length_gen.PRESETS[preset](task)
+        if not has_gpu(training.get("device") or "auto") or int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            base = length_gen.vary(
+                base, training={"compile": "none", "graph": False}
+            )  # what a preset wishes, not what was asked
         return length_gen.vary(
-            length_gen.PRESETS[preset](task),
+            base,
             seed=seed,
             model={name: value for name, value in given.items() if value is not None},
             training={name: value for name, value in training.items() if value is not None},
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def has_gpu(device: str) -> bool:
+    return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
 
 def configure_variant(

@@ -63,7 +63,7 @@ def paper(task: str) -> RunConfig:
     steps = examples.get(task, 30) * 1_000_000 // 256
     training = TrainingConfig(
         steps=steps, batch=256, rate=1e-3, final_rate=5e-5, warmup=40_000, decay=0.1, betas=(0.9, 0.999), precision="bf16",
-        log_every=100, checkpoint_every=5000, validate_every=5000,
+        compile="parts", graph=True, log_every=100, checkpoint_every=5000, validate_every=5000,
     )  # fmt: skip
     model = ZOO[sizes[_known(task)]].configure(vocab=choose_task(task).vocab)
     return RunConfig(NAME, 0, model, training, asdict(Data(task, {})))

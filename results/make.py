@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
@@ -61,14 +62,15 @@ def make(config: RunConfig, out: Path) -> None:
         evaluate_run(folder, paper.LENGTHS[config.data["task"]])
         line = export(folder)
     task = config.data["task"]
-    with (out / f"{task}.jsonl").open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    file = os.open(out / f"{task}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    os.write(file, (json.dumps(line) + "\n").encode())  # in one piece: several workers write
+    os.close(file)
     shares = " ".join(f"{row['exact'] / row['samples']:.2f}" for row in line["evaluation"])
     print(f"{task} {config.model.architecture} {config.model.kernel} {config.model.positions} seed {config.seed}: {shares}"
           f"  ({trained:.0f} s training, {time.time() - started - trained:.0f} s evaluation)", flush=True)  # fmt: skip
 
 
-def work(queue: Any, out: Path, deadline: float) -> None:
+def work(queue: Any, out: Path, deadline: float, failed: Any) -> None:
     while (config := queue.get()) is not None:
         if time.time() > deadline:
             print(f"no time left for {config.data['task']} {config.model.kernel}", flush=True)
@@ -79,9 +81,10 @@ def work(queue: Any, out: Path, deadline: float) -> None:
             return
         except Exception as error:  # one run that fails must not take the others with it
             print(f"FAILED {config.data['task']} {config.model.kernel}: {error!r}", flush=True)
+            failed.value += 1
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default="mqmtar,sort,reverse")
     parser.add_argument("--seeds", default="0")
@@ -103,15 +106,16 @@ def main() -> None:
     todo = [config for config in configs if config not in done]
     print(f"{len(todo)} of {len(configs)} runs to do on {torch.cuda.get_device_name()}", flush=True)
     context = processes.get_context("spawn")
-    queue = context.Queue()
+    queue, failed = context.Queue(), context.Value("i", 0)
     for config in [*todo, *[None] * given.workers]:
         queue.put(config)
     deadline = time.time() + 60 * given.minutes
-    workers = [context.Process(target=work, args=(queue, given.out, deadline)) for _ in range(given.workers)]
+    workers = [context.Process(target=work, args=(queue, given.out, deadline, failed)) for _ in range(given.workers)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join()
+    return failed.value
 
 
 if __name__ == "__main__":

@@ -1,10 +1,22 @@
 """The commands that train, evaluate, report and generate, as a person uses them."""
 
 import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
 from compactattn import cli
+from compactattn.cli.work import split_kernels
+from compactattn.experiments import length_generalisation as length_gen
+from compactattn.experiments.runs import read_evaluation
+from compactattn.experiments.sweep import Job, finish
+from compactattn.training import checkpoint
+from compactattn.training.records import read_metrics
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--steps", "6", "--batch", "8", "--device", "cpu"]
 
@@ -72,6 +84,28 @@ def test_sweep_trains_what_is_missing_and_nothing_twice(tmp_path, capsys):
     assert made == {path: path.stat().st_mtime_ns for path in made}
 
 
+@pytest.mark.parametrize("everyone", [True, False], ids=["ctrl-c", "terminated"])
+def test_a_sweep_that_is_stopped_saves_every_run_and_the_same_command_goes_on(everyone, tmp_path):
+    command = [sys.executable, "-m", "compactattn", "sweep", "length-gen", "--kernels", "gaussian,relumax", "--steps", "400",
+               "--samples", "10", "--device", "cpu", "--jobs", "2", "--out", str(tmp_path)]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, env=environment)
+    folders = [tmp_path / f"mqmtar-{kernel}-0" for kernel in ("gaussian", "relumax")]
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not all(len(read_metrics(folder)) > 1 for folder in folders):
+        time.sleep(0.1)
+    if everyone:
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.terminate()
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    stopped = [checkpoint.load(folder).step for folder in folders]
+    assert all(0 < step < 400 for step in stopped)
+
+
 def test_sweep_into_a_folder_of_other_runs_names_what_differs(run, capsys):
     command = ["sweep", "length-gen", "--kernels", "relumax", "--steps", "5", "--device", "cpu", "--jobs", "1"]
     (run.parent / "mqmtar-relumax-0").symlink_to(run)
@@ -104,6 +138,15 @@ def test_models_lists_sizes_with_their_parameters(capsys):
         (["report", "nowhere"], "does not exist"),
         (["generate", "nowhere"], "holds no run"),
         (["resume", "nowhere"], "holds no run"),
+        (["evaluate", "nowhere", "--device", "abacus"], "device = 'abacus' is unknown"),
+        (["evaluate", "nowhere", "--device", "cuda"], "sees no GPU"),
+        (["generate", "nowhere", "--temperature", "-1"], "temperature = -1.0"),
+        (["generate", "nowhere", "--tokens", "0"], "tokens = 0"),
+        (["train", "length-gen", "--as-released", "plain"], "changes nothing"),
+        (
+            ["train", "length-gen", "--model", "transformer", "--as-released", "efficient", "--kernel", "relumax"],
+            "changes nothing",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_told_in_one_sentence(arguments, words, capsys, tmp_path, monkeypatch):
@@ -123,10 +166,48 @@ def test_a_second_run_in_the_same_folder_is_refused(run, capsys):
 
 
 def test_a_damaged_run_is_told_in_one_sentence(run, capsys, tmp_path):
-    import shutil
-
-    for name, damage in {"checkpoint.json": b"{}", "config.json": b"[1]"}.items():
-        copy = tmp_path / name
+    config = (run / "config.json").read_text()
+    damages = {
+        "checkpoint.json": "{}",
+        "config.json": "[1]",
+        "evaluation.jsonl": "{}\n",
+        "the config of its checkpoint (model.kernel": config.replace('"relumax"', '"gaussian"'),
+        "slots = -5": config.replace('"slots": 64', '"slots": -5'),
+        "experiment": config.replace('"length-gen"', '"cooking"'),
+        "data.task": config.replace('"mqmtar"', '"sing"'),
+    }
+    for number, (words, damage) in enumerate(damages.items()):
+        copy = tmp_path / str(number)
         shutil.copytree(run, copy)
-        (copy / name).write_bytes(damage)
-        assert name in refuse(["evaluate", str(copy), "--device", "cpu"], capsys)
+        (copy / (words if words.endswith(("json", "jsonl")) else "config.json")).write_text(damage)
+        assert words.partition(":")[0] in refuse(["evaluate", str(copy), "--lengths", "32", "--samples", "5"], capsys)
+
+
+def test_learned_positions_reach_to_the_longest_test(tmp_path):
+    command = ["train", "length-gen", "--task", "copy", "--model", "transformer", "--positions", "learned", "--no-evaluate"]
+    cli.main([*command, *TINY, "--out", str(tmp_path / "run")])
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["longest"] == 48 + 2 + 48 + 1
+
+
+def test_a_sweep_evaluates_the_finished_model_and_not_an_earlier_one(tmp_path):
+    config = length_gen.vary(
+        length_gen.cpu_quick("copy"),
+        model={"layers": 1, "width": 16, "heads": 2},
+        training={"steps": 6, "batch": 4, "warmup": 1, "device": "cpu"},
+    )
+    job = Job(config, tmp_path / "run", samples=10, device="cpu")
+    finish(job)
+    rows = [{**row, "step": 3} for row in read_evaluation(job.folder)]
+    (job.folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert job.missing == [32, 48]
+    finish(job)
+    assert [row["step"] for row in read_evaluation(job.folder)] == [6, 6]
+    assert Job(config, tmp_path / "run", samples=20, device="cpu").missing == [32, 48]
+
+
+def test_two_names_of_one_kernel_are_trained_once():
+    assert split_kernels("sparsemax, epanechnikov,relumax,relumax(r=1, b=1),transformer") == [
+        "sparsemax",
+        "relumax",
+        "transformer",
+    ]

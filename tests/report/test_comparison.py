@@ -100,5 +100,25 @@ def test_the_latest_step_counts_and_of_one_step_the_last_line():
     assert comparison.lines[0].cells[64].mean == 0.8
 
 
+def replace_steps(run, *steps, done=None):
+    rows = [dataclasses.replace(row, step=step) for row, step in zip(run.evaluation, steps, strict=True)]
+    return dataclasses.replace(run, evaluation=rows, steps=run.steps if done is None else done)
+
+
+def test_the_steps_of_a_line_are_those_evaluated_else_those_logged():
+    run = make_run({64: 1, 128: 0.5})
+    for changed, steps, label in [
+        (replace_steps(run, 2000, 2000), (2000, 2000), "sparsemax"),
+        (replace_steps(run, 1000, 1000), (1000, 1000), "sparsemax, at step 1,000"),
+        (replace_steps(run, 1000, 2000), (1000, 2000), "sparsemax, at step 1,000 to 2,000"),
+        (replace_steps(run, 0, 0, done=1200), (1200, 1200), "sparsemax"),
+        (replace_steps(run, 1500, 1500, done=0), (1500, 1500), "sparsemax"),
+        (replace_steps(run, 0, 0, done=0), (0, 0), "sparsemax"),
+    ]:
+        (comparison,) = compare([changed])
+        (line,) = comparison.lines
+        assert (line.steps, line.label) == (steps, label)
+
+
 def test_runs_without_an_evaluation_make_no_comparison():
     assert compare([make_run({})]) == []

@@ -100,6 +100,21 @@ def test_how_it_was_made_is_told(page):
     assert "195,312" in page
 
 
+def test_a_map_says_how_its_head_was_chosen(page):
+    assert "the head that looks at the fewest keys" in page
+
+
+def test_a_run_evaluated_otherwise_than_it_ended_says_so(tmp_path):
+    run = make_run({64: 1.0})
+    rows = [dataclasses.replace(row, step=1000, precision="bf16") for row in run.evaluation]
+    write_report([dataclasses.replace(run, evaluation=rows)], tmp_path)
+    for name in ("index.html", "report.md"):
+        text = (tmp_path / name).read_text()
+        assert "2,000, evaluated at 1,000" in text
+        assert "fp32, evaluated in bf16" in text
+        assert "sparsemax, at step 1,000" in text
+
+
 def test_markdown_and_figures_lie_beside_the_page(folder):
     text = (folder / "report.md").read_text(encoding="utf-8")
     linked = re.findall(r"\]\((figures/[^)]+)\)", text)

@@ -13,6 +13,13 @@ def test_a_run_folder_reads_back_as_the_run(tmp_path):
     assert read_run(write_folder(run, tmp_path / "anything")) == run
 
 
+def test_the_precision_of_an_evaluation_is_read_where_it_was_noted(tmp_path):
+    row = {"task": "mqmtar", "length": 64, "mode": "teacher-forced", "samples": 10, "exact": 5}
+    folder = write_folder(make_run(), tmp_path / "run")
+    write_lines(folder / "evaluation.jsonl", [row, row | {"precision": "bf16"}])
+    assert [row.precision for row in read_run(folder).evaluation] == ["", "bf16"]
+
+
 def test_nothing_is_read_out_of_a_folders_name(tmp_path):
     folder = write_folder(make_run(kernel="gaussian", seed=5), tmp_path / "sparsemax-seed-0-mqmtar")
     run = read_run(folder)

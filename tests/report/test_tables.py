@@ -36,6 +36,11 @@ def test_the_caption_states_seeds_steps_and_samples():
     assert "The paper" not in tables.describe(alone)
 
 
+def test_the_caption_counts_the_seeds_of_each_cell():
+    (comparison,) = compare([make_run({64: 1}, seed=0), make_run({64: 1, 128: 0.5}, seed=1), make_run({64: 1}, seed=2)])
+    assert "Ours: 1 to 3 seeds," in tables.describe(comparison)
+
+
 class Cells(HTMLParser):
     """The rows of a table, each a list of the texts of its cells."""
 

@@ -57,7 +57,7 @@ def test_everything_comes_back(tmp_path):
     saved = state(3)
     checkpoints.save(tmp_path, saved)
     assert same(checkpoints.load(tmp_path), saved)
-    assert equal(checkpoints.load_weights(tmp_path), saved.weights)
+    assert equal(checkpoints.load(tmp_path).weights, saved.weights)
     model, optimiser = trained(seed=9)
     torch.rand(3)
     checkpoints.restore(checkpoints.load(tmp_path), model, optimiser, CPU)
@@ -220,7 +220,7 @@ def test_a_folder_without_a_checkpoint_says_so(tmp_path):
 
 def test_another_model_is_refused_by_name_and_shape(tmp_path):
     checkpoints.save(tmp_path, state(1))
-    weights = checkpoints.load_weights(tmp_path)
+    weights = checkpoints.load(tmp_path).weights
     with pytest.raises(CheckpointError, match=r"embedding.weight is \(11, 8\) float32 in the checkpoint and \(11, 4\) float32"):
         checkpoints.restore_weights(training_stand_in.Tiny(width=4), weights)
     larger = training_stand_in.Tiny()
@@ -241,7 +241,7 @@ def test_a_weight_with_two_names_is_kept_once(tmp_path):
     model = tied()
     optimiser = build_optimiser(model, training_stand_in.config().training)
     checkpoints.save(tmp_path, checkpoints.capture(1, training_stand_in.config(), 0, model, optimiser, CPU))
-    weights = checkpoints.load_weights(tmp_path)
+    weights = checkpoints.load(tmp_path).weights
     assert "head.weight" not in weights
     other = tied()
     nn.init.zeros_(other.head.weight)

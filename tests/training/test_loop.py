@@ -58,7 +58,7 @@ def test_accumulation_equals_one_big_batch(tmp_path, parts):
     for whole, cut in zip(lines(tmp_path / "whole"), lines(tmp_path / "parts"), strict=True):
         assert cut["loss"] == pytest.approx(whole["loss"], rel=1e-14)  # measured: 4e-16
         assert cut["norm"] == pytest.approx(whole["norm"], rel=1e-14)
-    whole, cut = (checkpoints.load_weights(tmp_path / name) for name in ("whole", "parts"))
+    whole, cut = (checkpoints.load(tmp_path / name).weights for name in ("whole", "parts"))
     for name in whole:  # measured: 3e-16
         torch.testing.assert_close(cut[name], whole[name], rtol=0, atol=1e-14)
 
@@ -89,7 +89,7 @@ def test_the_gradient_is_clipped_to_the_norm_that_was_asked_for(tmp_path):
 def test_what_validation_draws_or_switches_does_not_reach_the_training(tmp_path):
     run(tmp_path / "without")
     run(tmp_path / "with", validate=lambda model: {"draw": float(torch.rand(()))}, validate_every=1)
-    without, validated = (checkpoints.load_weights(tmp_path / name) for name in ("without", "with"))
+    without, validated = (checkpoints.load(tmp_path / name).weights for name in ("without", "with"))
     assert all(torch.equal(without[name], validated[name]) for name in without)
 
 
@@ -118,7 +118,7 @@ def test_bf16_and_compile_are_taken(tmp_path, monkeypatch):
     run(tmp_path, Watched(), precision="bf16", steps=3, compile="whole")
     assert set(seen) == {torch.bfloat16}
     assert compiled == [{"dynamic": False}]
-    assert checkpoints.load_weights(tmp_path)["embedding.weight"].dtype is torch.float32
+    assert checkpoints.load(tmp_path).weights["embedding.weight"].dtype is torch.float32
 
 
 def test_a_batch_without_a_counted_position_changes_nothing_but_decay(tmp_path):

@@ -89,7 +89,7 @@ def test_a_bad_step_leaves_the_weights_as_they_were(tmp_path, monkeypatch, late)
     model = Fragile("loss")
     with pytest.raises(Diverged, match="step 6 is not finite, first in the loss itself"):
         run(tmp_path / "bad", model, Poisoned(), checkpoint_every=5)
-    good = checkpoints.load_weights(tmp_path / "bad")  # of step 5
+    good = checkpoints.load(tmp_path / "bad").weights  # of step 5
     assert all(torch.equal(good[name], weight) for name, weight in model.state_dict().items())
 
 

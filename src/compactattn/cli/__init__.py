@@ -29,6 +29,7 @@ import compactattn
 from compactattn.cli import family, laboratory  # noqa: F401  registers the commands
 from compactattn.cli.app import UsageError, app
 from compactattn.training.config import RunError
+from compactattn.training.distributed import leads
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -42,5 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app.cli(prog="compactattn", description=__doc__, args=arguments or ["--help"])
     except (UsageError, RunError) as error:
-        print(f"compactattn: {error}", file=sys.stderr)
+        if leads():  # one process of several speaks for all
+            print(f"compactattn: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        print("compactattn: stopped", file=sys.stderr)
+        sys.exit(130)

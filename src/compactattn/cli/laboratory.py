@@ -19,6 +19,7 @@ from compactattn.cli.work import (
     configure_variant,
     evaluate_lengths,
     finish_jobs,
+    fit_to_machine,
     has_gpu,
     name_run,
     print_matches,
@@ -88,7 +89,7 @@ def train_length_gen(
         task: mqmtar (associative recall), sort, reverse or copy.
         kernel: Any kernel of `compactattn kernels`, as in "relumax(r=2)".
         preset: cpu-quick (a small task, minutes on two cores), gpu-short (the published model and data, 2,000 steps)
-            or paper (the published recipe, days on a GPU).
+            or paper (the published recipe, an hour or so on a fast GPU).
         model: A Memory Mosaic, or a GPT-2 transformer.
         positions: auto is none for a mosaic and alibi for a transformer, as in the paper.
         as_released: Train with a departure of the published code, to measure what it costs.
@@ -183,7 +184,7 @@ def demo(out: Path = Path("demo"), kernels: str = "gaussian,sparsemax,relumax") 
 
 @app.command
 def resume(run: Positional[Path], evaluate: bool = True, tensorboard: bool = False) -> None:
-    """Go on with a run that was stopped: the same weights, to the last bit, as if it had not been.
+    """Go on with a run that was stopped; on a CPU the weights are the same to the last bit as if it had not been.
 
     compactattn resume runs/length-gen/mqmtar-sparsemax-0
 
@@ -193,6 +194,7 @@ def resume(run: Positional[Path], evaluate: bool = True, tensorboard: bool = Fal
         tensorboard: Also write TensorBoard files.
     """
     config = checkpoint.load_config(run)
+    config = fit_to_machine(config, config.training.device)
     train_run(config, run, resume=True, tensorboard=tensorboard)
     if evaluate and leads():
         print_matches(evaluate_lengths(run, None, "teacher-forced", 1000, config.training.device))
@@ -258,6 +260,8 @@ def generate(
         seed: Of the default prompt, and of the draws.
         device: auto, cpu or cuda.
     """
+    if tokens < 1 or temperature < 0:
+        raise UsageError(f"tokens = {tokens} must be at least 1, and temperature = {temperature} at least 0")
     trained = open_run(run, device)
     data = length_gen.Data.of(trained.config)
     task = data.make_task()

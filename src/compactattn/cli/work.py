@@ -38,11 +38,10 @@ def configure(task: str, kernel: str, preset: str, seed: int, model: dict[str, A
         model["positions"] = "alibi" if model.get("architecture") == "transformer" else "none"
     given = {"kernel": kernel, **model}
     try:
-        base = length_gen.PRESETS[preset](task)
-        if not has_gpu(training.get("device") or "auto") or int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            base = length_gen.vary(
-                base, training={"compile": "none", "graph": False}
-            )  # what a preset wishes, not what was asked
+        base = fit_to_machine(length_gen.PRESETS[preset](task), training.get("device") or "auto")
+        if model.get("positions") == "learned":
+            data, furthest = length_gen.Data.of(base), max(default_lengths(base))
+            given["longest"] = data.make_task().prompt_length(furthest) + data.make_task().answer_length(furthest)
         return length_gen.vary(
             base,
             seed=seed,
@@ -51,6 +50,13 @@ def configure(task: str, kernel: str, preset: str, seed: int, model: dict[str, A
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def fit_to_machine(config: RunConfig, device: str) -> RunConfig:
+    """The config without the preset's wishes for a GPU where there is none, or several processes."""
+    if has_gpu(device) and int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return config
+    return length_gen.vary(config, training={"compile": "none", "graph": False})
 
 
 def has_gpu(device: str) -> bool:
@@ -78,6 +84,8 @@ def name_run(config: RunConfig) -> str:
 def split_kernels(kernels: str) -> list[str]:
     """Names separated by commas, but not by those inside brackets."""
     names = [name.strip() for name in re.split(r",(?![^()]*\))", kernels) if name.strip()]
+    kernels_once = {name if name == "transformer" else str(parse_kernel(name)): name for name in reversed(names)}
+    names = [name for name in dict.fromkeys(names) if name in kernels_once.values()]  # the first of two names for a kernel
     if not names:
         raise UsageError("name at least one kernel, as in --kernels gaussian,sparsemax")
     return names
@@ -134,7 +142,7 @@ def _run(work: Callable[[], None]) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:
-        raise UsageError("stopped and saved; the same command goes on from there") from None
+        raise UsageError("stopped; what was trained is saved, and the same command goes on from there") from None
 
 
 def evaluate_lengths(folder: Path, lengths: Sequence[int] | None, mode: Mode, samples: int, device: str) -> list[Match]:

@@ -18,7 +18,7 @@ from compactattn.evaluation.exact_match import evaluate
 from compactattn.models.language_model import build
 from compactattn.models.zoo import ZOO
 from compactattn.training.checkpoint import load_config
-from compactattn.training.config import RunConfig, RunError, TrainingConfig, differences
+from compactattn.training.config import FREE, RunConfig, RunError, TrainingConfig, differences
 from compactattn.training.loop import Summary, train
 
 NAME = "length-gen"
@@ -83,7 +83,7 @@ def cpu_quick(task: str) -> RunConfig:
     changes = {"mqmtar": {"symbols": 16, "words": 256, "queries": 2}}.get(_known(task), {"symbols": 16})
     data = Data(task, changes, shortest=16, longest=32)
     training = TrainingConfig(
-        steps=1800, batch=32, rate=2e-3, final_rate=1e-4, warmup=100, betas=(0.9, 0.99),
+        steps=1500, batch=32, rate=2e-3, final_rate=1e-4, warmup=100, betas=(0.9, 0.99),
         log_every=10, checkpoint_every=300, validate_every=300,
     )  # fmt: skip
     model = ZOO["laptop"].configure(vocab=data.make_task().vocab, slots=64)
@@ -139,7 +139,7 @@ def run(
 
 def check_same(folder: Path, config: RunConfig) -> None:
     """A RunError names the fields in which the run in a folder differs from a config."""
-    if changed := differences(load_config(folder), config, ignore=("training.device",)):
+    if changed := differences(load_config(folder), config, ignore=FREE):
         raise RunError(f"{folder} holds a run with another config ({'; '.join(changed)}); choose another folder")
 
 

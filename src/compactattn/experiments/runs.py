@@ -13,7 +13,8 @@ from compactattn.evaluation.exact_match import Match, Mode, evaluate
 from compactattn.experiments import length_generalisation as length_gen
 from compactattn.models.language_model import LanguageModel, build
 from compactattn.training.checkpoint import load, load_config, restore_weights
-from compactattn.training.config import RunConfig, RunError
+from compactattn.training.config import FREE, RunConfig, RunError, differences
+from compactattn.training.distributed import choose_device
 from compactattn.training.files import replace_durably
 
 EVALUATION = "evaluation.jsonl"
@@ -29,10 +30,16 @@ class Trained(NamedTuple):
 
 def open_run(folder: Path, device: str = "auto") -> Trained:
     """The model of a run with the weights of its checkpoint, in evaluation mode."""
+    where = choose_device(device)
     config, saved = load_config(folder), load(folder)
+    if changed := differences(config, saved.config, ignore=FREE):
+        raise RunError(f"{folder}/config.json is not the config of its checkpoint ({'; '.join(changed)}); restore it")
+    try:
+        length_gen.Data.of(config).make_task()
+    except ValueError as error:
+        raise RunError(f"{folder}/config.json: {error}") from error
     model = build(config.model)
     restore_weights(model, saved.weights)
-    where = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     return Trained(config, model.to(where).eval(), saved.step)
 
 
@@ -63,6 +70,8 @@ def evaluate_run(
         watch = None if progress is None else (lambda done, total, length=length: progress(length, done, total))
         with torch.autocast(where, torch.bfloat16, enabled=precision == "bf16"):
             found.append(evaluate(trained.model, test_set, mode, progress=watch))
+        if test_set.published not in (None, found[-1].checksum):
+            raise RunError(f"the test set of length {length} is not the published one: its checksum is {found[-1].checksum}")
         _write_rows(folder, [found[-1].to_row(seed=trained.config.seed, step=trained.step, precision=precision)])
     return found
 
@@ -71,13 +80,16 @@ def read_evaluation(folder: Path) -> list[dict[str, Any]]:
     """The lines of evaluation.jsonl; none where the run has not been evaluated."""
     path = folder / EVALUATION
     try:
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    except ValueError as error:
-        raise RunError(f"{path} is malformed: {error}") from None
+        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        for row in rows:
+            _ = [row[name] for name in ("task", "mode", "length", "samples", "exact", "step")]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{path} is malformed ({error!r}); remove it and evaluate again") from None
+    return rows
 
 
 def _write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Adds lines to evaluation.jsonl; a line for the same test set and mode replaces the older one."""
+    """Adds lines to evaluation.jsonl; a line for the same task, mode and length replaces the older one."""
 
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
         return row["task"], row["mode"], row["length"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +38,8 @@ class Job(NamedTuple):
     @property
     def missing(self) -> list[int]:
         """Lengths at which the run has not been evaluated."""
-        done = {row["length"] for row in read_evaluation(self.folder) if row["mode"] == MODE}
+        wanted = MODE, self.config.training.steps, self.samples
+        done = {row["length"] for row in read_evaluation(self.folder) if (row["mode"], row["step"], row["samples"]) == wanted}
         return [length for length in length_gen.default_lengths(self.config) if length not in done]
 
 
@@ -61,20 +64,45 @@ def finish_all(jobs: Sequence[Job], side_by_side: int, watch: Callable[[Sequence
     waiting = list(enumerate(jobs))
     running: dict[int, SpawnProcess] = {}
     threads = max(1, (os.cpu_count() or 1) // side_by_side)
+    with _stopped_by(signal.SIGTERM, signal.SIGHUP):
+        try:
+            while waiting or running:
+                while waiting and len(running) < side_by_side:
+                    number, job = waiting.pop(0)
+                    running[number] = _start(context.Process(target=_work, args=(number, job, threads, outcomes)))
+                time.sleep(0.2)
+                watch([_steps_done(job) for job in jobs])
+                _reap(running, outcomes)
+        finally:
+            for process in running.values():
+                process.terminate()  # asks it, once, to save and end
+            for process in running.values():
+                process.join()
+
+
+@contextmanager
+def _stopped_by(*signals: signal.Signals) -> Iterator[None]:
+    """Takes these signals as Ctrl-C, so that no process of the sweep is left behind."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in signals}
     try:
-        while waiting or running:
-            while waiting and len(running) < side_by_side:
-                number, job = waiting.pop(0)
-                running[number] = context.Process(target=_work, args=(number, job, threads, outcomes))
-                running[number].start()
-            time.sleep(0.2)
-            watch([_steps_done(job) for job in jobs])
-            _reap(running, outcomes)
+        yield
     finally:
-        for process in running.values():
-            process.terminate()  # asks it to save and end
-        for process in running.values():
-            process.join()
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _start(process: SpawnProcess) -> SpawnProcess:
+    """Starts a process that is deaf to Ctrl-C, which reaches the whole group: asked twice, a run stops without saving."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        process.start()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    return process
 
 
 def _work(number: int, job: Job, threads: int, outcomes: Any) -> None:
@@ -82,8 +110,8 @@ def _work(number: int, job: Job, threads: int, outcomes: Any) -> None:
     try:
         finish(job)
         outcomes.put((number, ""))
-    except (RunError, ValueError) as error:
-        outcomes.put((number, str(error)))
+    except (RunError, ValueError, KeyboardInterrupt) as error:
+        outcomes.put((number, str(error) or "stopped"))
 
 
 def _reap(running: dict[int, SpawnProcess], outcomes: Any) -> None:

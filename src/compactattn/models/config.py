@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from compactattn.kernels import parse
+from compactattn.memory.released import departs
 
 Architecture = Literal["mosaic", "transformer"]
 Positions = Literal["none", "alibi", "learned"]
@@ -38,15 +39,18 @@ class ModelConfig:
         for name in ("vocab", "layers", "width", "heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        for name in ("slots", "longest"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 0")
         if self.width % self.heads:
             raise ValueError(f"width {self.width} does not divide into {self.heads} heads; choose a multiple of {self.heads}")
         if self.positions == "learned" and self.longest < 1:
             raise ValueError("learned positions need the longest sequence, as in longest=512")
+        if self.as_released and (self.architecture != "mosaic" or not departs(parse(self.kernel), self.as_released)):
+            raise ValueError(
+                f"as_released = {self.as_released!r} changes nothing for a {self.architecture} with {self.kernel}; leave it out"
+            )
         parse(self.kernel)
-
-    @property
-    def head_dim(self) -> int:
-        return self.width // self.heads
 
     @property
     def slots_per_head(self) -> int:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -31,6 +31,13 @@ IDLE = (
 SHORTEST = 32  # of the paper's training sources
 
 
+def span(values: Iterable[float]) -> str:
+    """The least and the greatest of some numbers, or the one that they all are: "1 to 3"."""
+    values = list(values)
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
 def published_setting(task: str) -> dict[str, Any]:
     """What the paper's data for a task is made of; nothing for a task it does not have."""
     if task not in paper.LENGTHS:
@@ -46,7 +53,7 @@ class Line:
     label: str
     runs: tuple[Run, ...]
     cells: dict[int, Summary]
-    samples: dict[int, tuple[int, ...]]  # of each length, one for every run
+    rows: dict[int, tuple[Evaluated, ...]]  # what each cell sums up, one for every run that was evaluated there
 
     @property
     def seeds(self) -> list[int]:
@@ -54,9 +61,19 @@ class Line:
 
     @property
     def steps(self) -> tuple[int, int]:
-        """The fewest and the most steps that its runs have done."""
-        done = [run.steps or run.config.training.steps for run in self.runs]
+        """The fewest and the most steps of training behind its numbers."""
+        done = [row.step for rows in self.rows.values() for row in rows]
         return min(done), max(done)
+
+    @property
+    def samples(self) -> list[int]:
+        """The number of samples of every evaluation."""
+        return [row.samples for rows in self.rows.values() for row in rows]
+
+    @property
+    def precisions(self) -> set[str]:
+        """The precisions that its numbers were computed in, as far as they were noted."""
+        return {row.precision for rows in self.rows.values() for row in rows if row.precision}
 
 
 @dataclass(frozen=True)
@@ -170,18 +187,12 @@ def _make_line(runs: list[Run], label: str, task: str, mode: str) -> Line:
                 f"{one.source} and {other.source} are both {label} on {task} with seed {one.config.seed}; give one of them"
             )
     found: dict[int, list[Evaluated]] = {}
+    early = False
     for run in runs:
-        for length, row in _latest(run, task, mode).items():
-            found.setdefault(length, []).append(row)
+        for row in run.latest:
+            if (row.task, row.mode) == (task, mode):
+                found.setdefault(row.length, []).append(row)
+                early |= row.step < run.steps
     cells = {n: summarise([row.exact for row in rows], [row.samples for row in rows]) for n, rows in sorted(found.items())}
-    samples = {n: tuple(row.samples for row in rows) for n, rows in found.items()}
-    return Line(runs[0].variant, label, tuple(runs), cells, samples)
-
-
-def _latest(run: Run, task: str, mode: str) -> dict[int, Evaluated]:
-    """The evaluation of the latest step at each length; of two of one step, the one written last."""
-    latest: dict[int, Evaluated] = {}
-    for row in run.evaluation:
-        if (row.task, row.mode) == (task, mode) and (row.length not in latest or row.step >= latest[row.length].step):
-            latest[row.length] = row
-    return latest
+    line = Line(runs[0].variant, label, tuple(runs), cells, {n: tuple(rows) for n, rows in found.items()})
+    return replace(line, label=f"{label}, at step {span(line.steps)}") if early else line

@@ -63,7 +63,7 @@ def draw_extrapolation(comparison: Comparison) -> Figure:
 
 def shows_bands(comparison: Comparison) -> bool:
     """Whether the curves show their intervals: only over seeds, and only while the bands can be told apart."""
-    return len(comparison.lines) <= BANDS and any(len(line.runs) > 1 for line in comparison.lines)
+    return len(comparison.lines) <= BANDS and any(s.seeds > 1 for line in comparison.lines for s in line.cells.values())
 
 
 def _rank(line: Line) -> tuple[float, ...]:

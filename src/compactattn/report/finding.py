@@ -8,7 +8,7 @@ from typing import NamedTuple
 from compactattn.evaluation.statistics import Summary
 from compactattn.kernels import gaussian
 from compactattn.report import paper
-from compactattn.report.comparison import Comparison, Line
+from compactattn.report.comparison import Comparison, Line, span
 from compactattn.report.paper import Variant
 
 LEARNT = 0.9  # exact match at the training length from which a task counts as learnt
@@ -31,6 +31,9 @@ class Lead(NamedTuple):
     best: Line
     ours: Summary
     base: Summary
+    lengths: int  # lengths, kernels and differences that it was chosen from
+    kernels: int
+    differences: int
 
     @property
     def gap(self) -> float:
@@ -38,48 +41,88 @@ class Lead(NamedTuple):
 
 
 def find(comparison: Comparison) -> Finding:
-    """The main finding of a comparison."""
-    if not _learnt(comparison):
+    """The main finding of a comparison; only lines that have learnt the task are held against each other."""
+    learnt = list_learnt(comparison)
+    if not learnt:
         return Finding(_state_failure(comparison), _state_learning(comparison))
     base = find_baseline(comparison)
-    rivals = [line for line in comparison.lines if line.variant.kernel.compact and line is not base]
+    kernels = [line for line in comparison.lines if line.variant.kernel.compact and line is not base]
+    if base is not None and base not in learnt:
+        return _find_without_baseline(comparison, base, learnt)
+    rivals = [line for line in kernels if line in learnt]
+    if base is not None and kernels and not rivals:
+        return _find_without_rivals(comparison, base, kernels)
     lead = None if base is None else find_lead(comparison, base, rivals)
     if base is None or lead is None:
-        return Finding(_state_best(comparison), _state_learning(comparison))
-    where = f"{comparison.factor(lead.length)} the training length"
-    shares = f"{_percent(lead.ours.mean)} of {comparison.title} samples exactly right"
-    if lead.gap > 0:
-        headline = f"At {where}, {lead.best.label} gets {shares}; {_name(base)} gets {_percent(lead.base.mean)}."
-    else:
-        headline = (
-            f"No compact kernel is ahead of {_name(base)} past the training length: at {where}, the best, "
-            f"{lead.best.label}, gets {shares}, {_name(base)} {_percent(lead.base.mean)}."
-        )
-    details = [_state_field(comparison, lead, base, rivals), *_state_winner(comparison, lead, base), _state_doubt(lead)]
-    return Finding(headline, [*details, *_state_learning(comparison)])
+        return Finding(_state_best(comparison, learnt), _state_learning(comparison))
+    which = "compact kernels" if len(rivals) == len(kernels) else "compact kernels that have learnt the task"
+    details = [
+        _state_field(comparison, lead, base, rivals, which),
+        *_state_winner(lead, base, learnt),
+        _state_doubt(lead),
+        *_state_choice(lead),
+        *_state_learning(comparison),
+    ]
+    return Finding(_state_lead(comparison, lead, base), details)
+
+
+def list_learnt(comparison: Comparison) -> list[Line]:
+    """The lines that have learnt the task at the training length; all of them where none was tested there."""
+    at_home = _at_home(comparison)
+    if not at_home:
+        return list(comparison.lines)
+    return [line for line in comparison.lines if at_home.get(line.label, 0) >= LEARNT]
 
 
 def find_baseline(comparison: Comparison) -> Line | None:
-    """The Gaussian Memory Mosaic, or else the Transformer."""
-    lines = {line.variant: line for line in reversed(comparison.lines)}
-    return next((lines[variant] for variant in _BASELINES if variant in lines), None)
+    """The Gaussian Memory Mosaic, or else the Transformer; of several, one that has learnt the task if there is one."""
+    learnt = list_learnt(comparison)
+    for variant in _BASELINES:
+        lines = [line for line in comparison.lines if line.variant == variant]
+        if lines:
+            return next((line for line in lines if line in learnt), lines[0])
+    return None
 
 
 def find_lead(comparison: Comparison, base: Line, rivals: list[Line]) -> Lead | None:
+    """The largest of all differences to the baseline past the training length."""
     found = [
-        Lead(length, line, line.cells[length], base.cells[length])
+        (length, line)
         for length in comparison.lengths
         if length > comparison.longest and length in base.cells
         for line in rivals
         if length in line.cells
     ]
-    return max(found, key=lambda lead: lead.gap, default=None)
+    if not found:
+        return None
+    length, best = max(found, key=lambda pair: pair[1].cells[pair[0]].mean - base.cells[pair[0]].mean)
+    lengths, kernels = len({n for n, _ in found}), len({line.label for _, line in found})
+    return Lead(length, best, best.cells[length], base.cells[length], lengths, kernels, len(found))
 
 
-def _learnt(comparison: Comparison) -> bool:
-    """Whether any line has learnt the task at the training length, or none was tested there."""
-    at_home = _at_home(comparison).values()
-    return not at_home or max(at_home) >= LEARNT
+def _find_without_baseline(comparison: Comparison, base: Line, learnt: list[Line]) -> Finding:
+    """What can be said where the baseline has not learnt the task: who has, and how far they carry."""
+    home = base.cells.get(comparison.longest)
+    if home is None:
+        why = f"{_capital(_name(base))} was not tested at the training length"
+    else:
+        why = f"{_after([base])} {_name(base)} has not learnt {comparison.title} ({_short(home.mean)})"
+    headline = f"{why}, so nothing can be said about extrapolation against it"
+    return Finding(f"{headline}; {_state_reach(comparison, learnt)}.", _list_reach(comparison, learnt))
+
+
+def _find_without_rivals(comparison: Comparison, base: Line, kernels: list[Line]) -> Finding:
+    """What can be said where the baseline alone has learnt the task."""
+    at_home = _at_home(comparison)
+    best = max(kernels, key=lambda line: at_home.get(line.label, -1))
+    if best.label in at_home:
+        share = f"the best at the training length: {best.label}, {_short(at_home[best.label])}"
+        why = f"{_after(kernels)} no compact kernel has learnt {comparison.title} ({share})"
+    else:
+        why = "No compact kernel was tested at the training length"
+    headline = f"{why}, so nothing can be said about extrapolation against {_name(base)}"
+    learnt = list_learnt(comparison)
+    return Finding(f"{headline}; {_state_reach(comparison, learnt)}.", _list_reach(comparison, learnt))
 
 
 def _at_home(comparison: Comparison) -> dict[str, float]:
@@ -87,46 +130,97 @@ def _at_home(comparison: Comparison) -> dict[str, float]:
     return {line.label: line.cells[comparison.longest].mean for line in comparison.lines if comparison.longest in line.cells}
 
 
+def _state_lead(comparison: Comparison, lead: Lead, base: Line) -> str:
+    where = f"{comparison.factor(lead.length)} the training length"
+    shares = f"{_percent(lead.ours.mean)} of {comparison.title} samples exactly right"
+    if lead.gap > 0:
+        return f"At {where}, {lead.best.label} gets {shares}; {_name(base)} gets {_percent(lead.base.mean)}."
+    return (
+        f"No compact kernel is ahead of {_name(base)} past the training length: at {where}, the best, "
+        f"{lead.best.label}, gets {shares}, {_name(base)} {_percent(lead.base.mean)}."
+    )
+
+
 def _state_failure(comparison: Comparison) -> str:
     label, mean = max(_at_home(comparison).items(), key=lambda item: item[1])
-    share = f"{_percent(mean)} of {comparison.title} samples exactly right"
+    share = f"{_short(mean)} of {comparison.title} samples exactly right"
     return f"Nothing to extrapolate yet: at the training length itself, the best, {label}, gets {share}."
 
 
-def _state_best(comparison: Comparison) -> str:
+def _state_best(comparison: Comparison, learnt: list[Line]) -> str:
     """The furthest that any line gets, where there is nothing to hold it against."""
-    length = max(n for line in comparison.lines for n in line.cells)
-    line = max((line for line in comparison.lines if length in line.cells), key=lambda line: line.cells[length].mean)
+    length = max(n for line in learnt for n in line.cells)
+    line = max((line for line in learnt if length in line.cells), key=lambda line: line.cells[length].mean)
     share = f"{_percent(line.cells[length].mean)} of {comparison.title} samples exactly right"
     return f"At {comparison.factor(length)} the training length, {line.label} gets {share}."
+
+
+def _rank_reach(comparison: Comparison, learnt: list[Line]) -> tuple[int, list[Line]] | None:
+    """A length past training and the lines tested there, the best first; none if no line was tested past training.
+
+    The length is the greatest at which a line still gets half of the samples, or else the first past training.
+    """
+    past = {n for line in learnt for n in line.cells if n > comparison.longest}
+    if not past:
+        return None
+    held = [n for n in past if any(n in line.cells and line.cells[n].mean >= 0.5 for line in learnt)]
+    length = max(held) if held else min(past)
+    return length, sorted((line for line in learnt if length in line.cells), key=lambda line: -line.cells[length].mean)
+
+
+def _state_reach(comparison: Comparison, learnt: list[Line]) -> str:
+    """Who of the lines that have learnt the task carries furthest, as the end of a sentence."""
+    reach = _rank_reach(comparison, learnt)
+    if reach is None:
+        return "no variant that has learnt it was tested past the training length"
+    length, (best, *_) = reach
+    share = f"{_percent(best.cells[length].mean)} at {comparison.factor(length)} the training length"
+    if len(learnt) == 1:
+        return f"only {_name(best)} has, and gets {share}"
+    return f"of the {len(learnt)} variants that have, {best.label} carries furthest, with {share}"
+
+
+def _list_reach(comparison: Comparison, learnt: list[Line]) -> list[str]:
+    """The same of each line that has learnt the task, and then who has not."""
+    reach = _rank_reach(comparison, learnt)
+    sentences = []
+    if reach is not None and len(learnt) > 1:
+        length, lines = reach
+        names = ", ".join(f"{line.label} ({_percent(line.cells[length].mean)})" for line in lines)
+        sentences = [f"Of those that have learnt the task, at {comparison.factor(length)}: {names}."]
+    return sentences + _state_learning(comparison)
 
 
 def _state_learning(comparison: Comparison) -> list[str]:
     """Whether the task was learnt at the training length."""
     at_home = _at_home(comparison)
     if not at_home:
-        return []
+        return ["No variant was tested at the training length, so it is not known which have learnt the task."]
     behind = {label: mean for label, mean in at_home.items() if mean < LEARNT}
+    unknown = [line.label for line in comparison.lines if line.label not in at_home]
+    untested = [f"Not tested at the training length, so left out: {', '.join(unknown)}."] if unknown else []
     if not behind:
-        who = "Every variant has" if len(at_home) > 1 else f"{next(iter(at_home))} has"
-        return [f"{who} learnt the task itself: at the training length the least is {_percent(min(at_home.values()))}."]
-    names = ", ".join(f"{label} ({_percent(mean)})" for label, mean in behind.items())
-    return [f"Not learnt to {_percent(LEARNT)} even at the training length, so no test of extrapolation: {names}."]
+        every = "Every variant" if not unknown else "Every variant tested there"
+        who = f"{every} has" if len(at_home) > 1 else f"{next(iter(at_home))} has"
+        least = _percent(min(at_home.values()))
+        return [f"{who} learnt the task itself: at the training length the least is {least}.", *untested]
+    names = ", ".join(f"{label} ({_short(mean)})" for label, mean in behind.items())
+    return [f"Not learnt to {_percent(LEARNT)} even at the training length, so no test of extrapolation: {names}.", *untested]
 
 
-def _state_field(comparison: Comparison, lead: Lead, base: Line, rivals: list[Line]) -> str:
+def _state_field(comparison: Comparison, lead: Lead, base: Line, rivals: list[Line], which: str) -> str:
     there = [line for line in rivals if lead.length in line.cells]
     ahead = [line for line in there if line.cells[lead.length].mean > lead.base.mean]
     if len(there) == 1:
-        return f"It is the only compact kernel with a number at {comparison.factor(lead.length)}."
+        return f"No other of the {which} has a number at {comparison.factor(lead.length)}."
     count = f"All {len(there)}" if len(ahead) == len(there) else f"{len(ahead)} of the {len(there)}"
     are = "is" if len(ahead) == 1 else "are"
-    return f"{count} compact kernels {are} ahead of {_name(base)} at {comparison.factor(lead.length)}."
+    return f"{count} {which} {are} ahead of {_name(base)} at {comparison.factor(lead.length)}."
 
 
-def _state_winner(comparison: Comparison, lead: Lead, base: Line) -> list[str]:
+def _state_winner(lead: Lead, base: Line, learnt: list[Line]) -> list[str]:
     """Who is best of all at that length, where it is neither of the two in the headline."""
-    best = max((line for line in comparison.lines if lead.length in line.cells), key=lambda line: line.cells[lead.length].mean)
+    best = max((line for line in learnt if lead.length in line.cells), key=lambda line: line.cells[lead.length].mean)
     mean = best.cells[lead.length].mean
     if best in (lead.best, base) or mean <= max(lead.ours.mean, lead.base.mean):
         return []
@@ -135,11 +229,30 @@ def _state_winner(comparison: Comparison, lead: Lead, base: Line) -> list[str]:
 
 def _state_doubt(lead: Lead) -> str:
     apart = lead.ours.low > lead.base.high or lead.base.low > lead.ours.high
-    seeds = min(lead.ours.seeds, lead.base.seeds)
     ours, base = (f"{_percent(s.low)} to {_percent(s.high)}" for s in (lead.ours, lead.base))
     verdict = "do not overlap" if apart else "overlap, so the difference may be chance"
-    of = f"over {seeds} seeds" if seeds > 1 else "over test samples, from a single seed, which says nothing about other seeds"
-    return f"The 95\u00a0% intervals of the two in the headline ({ours} and {base}) {verdict}; they are {of}."
+    first, second = _name_source(lead.ours), _name_source(lead.base)
+    of = f"they are {first}" if first == second else f"the first is {first}; the second is {second}"
+    return f"The 95\u00a0% intervals of the two in the headline ({ours} and {base}) {verdict}; {of}."
+
+
+def _name_source(summary: Summary) -> str:
+    """What an interval is over."""
+    if summary.seeds > 1:
+        return f"over {summary.seeds} seeds"
+    return "over test samples, from a single seed, which says nothing about other seeds"
+
+
+def _state_choice(lead: Lead) -> list[str]:
+    """That the headline was chosen, where there was a choice."""
+    if lead.differences == 1:
+        return []
+    lengths = f"{lead.lengths} {'length' if lead.lengths == 1 else 'lengths'}"
+    kernels = f"{lead.kernels} {'kernel' if lead.kernels == 1 else 'kernels'}"
+    return [
+        f"This gap is the largest of {lead.differences} differences, over {lengths} and {kernels}; "
+        "the intervals are not adjusted for that choice."
+    ]
 
 
 def hold_against_paper(comparison: Comparison) -> list[str]:
@@ -166,13 +279,14 @@ def hold_against_paper(comparison: Comparison) -> list[str]:
 def list_departures(comparison: Comparison) -> list[str]:
     """Where the runs depart from the paper's recipe, each with both numbers."""
     notes = [f"{name} of the data: {ours}; in the paper {theirs}" for name, (theirs, ours) in comparison.changed.items()]
+    about_runs = _list_precisions(comparison) + _list_test_sets(comparison) + _list_interrupted(comparison)
     recipe = paper.RECIPES.get(comparison.task)
     if recipe is None:
-        return [f"the paper has no task {comparison.title}"]
-    steps = sorted({n for line in comparison.lines for n in line.steps})
+        return [f"the paper has no task {comparison.title}", *about_runs]
+    steps = [n for line in comparison.lines for n in line.steps]
     models = [run.config.model for line in comparison.lines for run in line.runs]
     trainings = [run.config.training for line in comparison.lines for run in line.runs]
-    examples = max(run.steps * run.config.training.batch for line in comparison.lines for run in line.runs)
+    examples = max(line.steps[1] * line.runs[0].config.training.batch for line in comparison.lines)
     ours: dict[str, tuple[Sequence[float], float]] = {
         "steps": (steps, recipe.steps),
         "batch": ([t.batch for t in trainings], recipe.batch),
@@ -182,16 +296,29 @@ def list_departures(comparison: Comparison) -> list[str]:
         "learning rate": ([t.rate for t in trainings], recipe.rate),
         "weight decay": ([t.decay for t in trainings], recipe.decay),
         "warm-up steps": ([t.warmup for t in trainings], paper.WARMUP),
-        "seeds": ([len(line.runs) for line in comparison.lines], paper.SEEDS),
-        "samples of a test": ([n for line in comparison.lines for part in line.samples.values() for n in part], paper.SAMPLES),
+        "seeds": ([cell.seeds for line in comparison.lines for cell in line.cells.values()], paper.SEEDS),
+        "samples of a test": ([n for line in comparison.lines for n in line.samples], paper.SAMPLES),
     }
     for name, (values, theirs) in ours.items():
         if set(values) != {theirs}:
-            notes.append(f"{name}: {_span(values)}; in the paper {theirs:,}")
+            notes.append(f"{name}: {span(values)}; in the paper {theirs:,}")
     notes.append(
         f"training examples: at most {examples:,}, {_share(examples / recipe.examples)} of the paper's {recipe.examples:,}"
     )
-    return notes + _list_test_sets(comparison) + _list_interrupted(comparison)
+    return notes + about_runs
+
+
+def _list_precisions(comparison: Comparison) -> list[str]:
+    """The lines that were evaluated in another precision than they were trained in."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for line in comparison.lines:
+        trained = line.runs[0].config.training.precision  # of all its runs, which differ in their seed alone
+        for precision in sorted(line.precisions - {trained}):
+            found.setdefault((trained, precision), []).append(line.label)
+    return [
+        f"trained in {trained} but evaluated in {precision}: {'; '.join(labels)}"
+        for (trained, precision), labels in found.items()
+    ]
 
 
 def _list_test_sets(comparison: Comparison) -> list[str]:
@@ -217,22 +344,34 @@ def _list_interrupted(comparison: Comparison) -> list[str]:
 
 
 def _name(line: Line) -> str:
-    return "Gaussian attention" if line.label == "Gaussian" else f"the {line.label}"
+    if line.variant == _BASELINES[0]:
+        return line.label.replace("Gaussian", "Gaussian attention", 1)
+    return line.label if line.variant.architecture == "mosaic" else f"the {line.label}"
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _after(lines: Sequence[Line]) -> str:
+    steps = [n for line in lines for n in line.steps]
+    return f"After {span(steps)} steps" if max(steps) else "So far"
 
 
 def _percent(share: float) -> str:
     """A share in whole per cent, never rounded to all or to nothing."""
-    if 0 < share < 0.005:
+    rounded = f"{100 * share:.0f}"
+    if share > 0 and rounded == "0":
         return "under 1\u00a0%"
-    if 0.995 <= share < 1:
+    if share < 1 and rounded == "100":
         return "over 99\u00a0%"
-    return f"{100 * share:.0f}\u00a0%"
+    return f"{rounded}\u00a0%"
+
+
+def _short(share: float) -> str:
+    """The same, but never rounded up to the share from which a task counts as learnt."""
+    return f"under {_percent(LEARNT)}" if share < LEARNT and _percent(share) == _percent(LEARNT) else _percent(share)
 
 
 def _share(share: float) -> str:
     return f"{100 * share:.2g}\u00a0%"
-
-
-def _span(values: Sequence[float]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

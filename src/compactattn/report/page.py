@@ -12,7 +12,7 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from compactattn.report import figures, maps, palette, svg, tables
-from compactattn.report.comparison import MODES, Comparison, Line, compare
+from compactattn.report.comparison import MODES, Comparison, Line, compare, span
 from compactattn.report.finding import Finding, find, hold_against_paper, list_departures
 from compactattn.report.inspection import Inspection
 from compactattn.report.runs import Run
@@ -76,7 +76,9 @@ def _make_section(comparison: Comparison) -> Section:
 
 def _draw(comparison: Comparison, name: str) -> dict[str, Picture]:
     caption = f"Exact match on {comparison.title} against the length of the source, {comparison.mode}. {LOOKS}"
-    caption += " Bands: 95 % interval of the mean over seeds." if figures.shows_bands(comparison) else ""
+    if figures.shows_bands(comparison):
+        single = any(cell.seeds == 1 for line in comparison.lines for cell in line.cells.values())
+        caption += f" Bands: 95 % interval of the mean over seeds{', or of one seed over test samples' if single else ''}."
     pictures = {"extrapolation": Picture(f"{name}-extrapolation", figures.draw_extrapolation(comparison), caption)}
     if hold_against_paper(comparison):
         caption = "Each kernel alone: our means and the paper's. The runs differ in their training, as listed below."
@@ -93,7 +95,10 @@ def _draw(comparison: Comparison, name: str) -> dict[str, Picture]:
 def _draw_inside(inspections: Sequence[Inspection]) -> list[Picture]:
     if not inspections:
         return []
-    weights = "Weights of one head on one test sequence. Blank cells are zero to the last bit."
+    weights = (
+        "Weights of one head on one test sequence: the head that looks at the fewest keys. "
+        "Blank cells are zero to the last bit."
+    )
     support = (
         "Keys with non-zero weight against the position of the query: the median head, and the range of all heads. "
         "The grey line is every key so far."
@@ -235,9 +240,9 @@ def _list_runs(sections: list[Section]) -> list[list[str]]:
             section.comparison.title,
             line.label,
             str(run.config.seed),
-            f"{run.steps:,}",
+            _steps(run),
             f"{run.config.training.batch:,}",
-            run.config.training.precision,
+            _precision(run),
             _duration(run.wall_seconds),
             _hardware(run),
             str(run.environment.get("torch") or "–"),
@@ -247,6 +252,19 @@ def _list_runs(sections: list[Section]) -> list[list[str]]:
         for section, line in _unique_lines(sections)
         for run in line.runs
     ]
+
+
+def _steps(run: Run) -> str:
+    """The steps done, and those evaluated where they are others."""
+    evaluated = {row.step for row in run.latest} - {run.steps}
+    return f"{run.steps:,}" + (f", evaluated at {span(evaluated)}" if evaluated else "")
+
+
+def _precision(run: Run) -> str:
+    """The precision of training, and that of the evaluation where it is another."""
+    trained = run.config.training.precision
+    others = sorted({row.precision for row in run.latest} - {"", trained})
+    return trained + (f", evaluated in {' and '.join(others)}" if others else "")
 
 
 def _hardware(run: Run) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Evaluated:
     tokens_right: int = 0
     step: int = 0
     checksum: str = ""
+    precision: str = ""  # that the model computed in, where it was noted
 
     def __post_init__(self) -> None:
         if not 0 <= self.exact <= self.samples or self.samples < 1:
@@ -64,6 +65,19 @@ class Run:
         """The longest source seen in training."""
         longest = self.setting.get("longest")
         return longest if isinstance(longest, int) and longest > 0 else None
+
+    @property
+    def latest(self) -> list[Evaluated]:
+        """The evaluation of the latest step at each task, mode and length; of two of one step, the one written last.
+
+        A row that does not note its step is taken to be of the last step that the run logged.
+        """
+        found: dict[tuple[str, str, int], Evaluated] = {}
+        for row in self.evaluation:
+            key = row.task, row.mode, row.length
+            if key not in found or row.step >= found[key].step:
+                found[key] = row
+        return [replace(row, step=row.step or self.steps) for row in found.values()]
 
     def to_json(self) -> dict[str, Any]:
         """The compact line of this run: everything a report needs, with at most `POINTS` points of the loss."""
@@ -212,7 +226,7 @@ def _read_evaluated(where: str, row: Any) -> Evaluated:
     if not isinstance(row, dict):
         raise ValueError(f"{where}: an evaluation is a dictionary, not {type(row).__name__}")
     kinds = {"task": str, "length": int, "mode": str, "samples": int, "exact": int, "tokens": int, "tokens_right": int,
-             "step": int, "checksum": str}  # fmt: skip
+             "step": int, "checksum": str, "precision": str}  # fmt: skip
     for name in ("task", "length", "mode", "samples", "exact"):
         if name not in row:
             raise ValueError(f"{where}: {name} is missing from an evaluation")

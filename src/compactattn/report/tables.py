@@ -9,7 +9,7 @@ from collections.abc import Callable
 from html import escape
 
 from compactattn.report import paper
-from compactattn.report.comparison import Comparison, Line
+from compactattn.report.comparison import Comparison, Line, span
 
 NONE = "–"
 
@@ -17,9 +17,9 @@ NONE = "–"
 def describe(comparison: Comparison) -> str:
     """What a table shows and from how many seeds, steps and samples."""
     lines = comparison.lines
-    steps = _span([n for line in lines for n in line.steps])
-    samples = _span([n for line in lines for part in line.samples.values() for n in part])
-    seeds = _span([len(line.runs) for line in lines])
+    steps = span(n for line in lines for n in line.steps)
+    samples = span(n for line in lines for n in line.samples)
+    seeds = span(cell.seeds for line in lines for cell in line.cells.values())
     text = (
         f"Share of {comparison.title} samples answered exactly, {comparison.mode}: mean over seeds, maximum as superscript. "
         f"Ours: {seeds} {'seed' if seeds == '1' else 'seeds'}, {steps} training steps, {samples} samples for each length."
@@ -83,8 +83,3 @@ def _ours(comparison: Comparison, line: Line, length: int, best: str, superscrip
 def _papers(comparison: Comparison, line: Line, length: int, superscript: str) -> str:
     cell = comparison.papers_cell(line, length)
     return NONE if cell is None else f"{cell.mean:.2f}" + superscript.format(f"{cell.maximum:.2f}")
-
-
-def _span(values: list[int]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"

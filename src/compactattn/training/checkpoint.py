@@ -125,11 +125,6 @@ def load(folder: Path) -> Checkpoint:
     return _from_bytes(content, folder / name)
 
 
-def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Weights by name, for `restore_weights`."""
-    return load(folder).weights
-
-
 def load_config(folder: Path) -> RunConfig:
     """What the run in that folder is."""
     path = folder / "config.json"

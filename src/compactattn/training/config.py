@@ -14,6 +14,7 @@ from compactattn.models.config import ModelConfig
 Precision = Literal["fp32", "bf16"]
 Compile = Literal["none", "parts", "whole"]
 ABSENT = "absent"
+FREE = ("training.device", "training.compile", "training.graph")  # where and how, which may change when a run is resumed
 
 
 class RunError(Exception):

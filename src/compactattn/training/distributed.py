@@ -8,6 +8,7 @@ and at the sizes of these experiments (about 100 MB of gradients) there is littl
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ def leads() -> bool:
 
 def choose_device(name: str) -> torch.device:
     """The device a config asks for: "auto" is this process's GPU where there is one, otherwise the CPU."""
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+        raise RunError(f"device = {name!r} is unknown; choose 'auto', 'cpu', 'cuda' or, for one of several, 'cuda:1'")
     available = torch.cuda.is_available()
     if name.startswith("cuda") and not available:
         raise RunError(f"device = {name!r} is asked for, but torch {torch.__version__} sees no GPU; use device='cpu' or 'auto'")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from compactattn.data.batches import Batch, Stream
 from compactattn.training import checkpoint as checkpoints
 from compactattn.training.checkpoint import Checkpoint
-from compactattn.training.config import RunConfig, RunError, TrainingConfig, differences
+from compactattn.training.config import FREE, RunConfig, RunError, TrainingConfig, differences
 from compactattn.training.distributed import Group, join
 from compactattn.training.divergence import Diverged, blame
 from compactattn.training.feed import Feed, Span, check_shares, seed_of, spans
@@ -33,7 +33,6 @@ from compactattn.training.records import Records, read_metrics, record_environme
 
 Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 Validate = Callable[[nn.Module], dict[str, float]]
-FREE = ("training.device",)  # may change when a run is resumed
 
 
 @dataclass(frozen=True)
@@ -110,19 +109,34 @@ def _open_run(
 ) -> Start:
     """Creates the run folder or goes back to its checkpoint; all processes then hold the state of the leading one."""
     torch.manual_seed(config.seed)
-    start = Start()
+    start, trouble = Start(), None
     if group.leads:
-        if not resume:
-            _create(config, folder)
-        elif saved := _resume(config, folder):
-            checkpoints.restore(saved, model, optimiser, group.device)
-            start = Start(saved.step, saved.metrics_bytes)
-        _writing(folder, lambda: record_environment(folder, group.device, group.size, start.step))
+        try:
+            start = _prepare(config, model, optimiser, folder, resume, group)
+        except RunError as error:
+            start, trouble = Start(-1), error
     position = torch.tensor([start.step, start.metrics_bytes], device=group.device)
-    group.share_([position, *model.state_dict(keep_vars=True).values()])
+    group.share_([position])
+    if position[0] < 0:  # the others must not wait for a process that has given up
+        raise trouble or RunError("the leading process has refused the run")
+    group.share_(list(model.state_dict(keep_vars=True).values()))
     if group.size > 1 and position[0] > 0:
         _share_optimiser(optimiser, group)
     return Start(*position.tolist())
+
+
+def _prepare(
+    config: RunConfig, model: nn.Module, optimiser: torch.optim.Optimizer, folder: Path, resume: bool, group: Group
+) -> Start:
+    """What the leading process does first: the folder, the state to go on from, the environment."""
+    start = Start()
+    if not resume:
+        _create(config, folder)
+    elif saved := _resume(config, folder):
+        checkpoints.restore(saved, model, optimiser, group.device)
+        start = Start(saved.step, saved.metrics_bytes)
+    _writing(folder, lambda: record_environment(folder, group.device, group.size, start.step))
+    return start
 
 
 def _share_optimiser(optimiser: torch.optim.Optimizer, group: Group) -> None:
@@ -335,7 +349,8 @@ class Loop:
 
         def again(span: Span) -> Tensor:
             batch = self.stream.batch(*span).to(self.group.device)
-            return self.forward(self.eager, span, batch)[0]
+            with torch.compiler.set_stance("force_eager"):  # hooks do not see into compiled parts
+                return self.forward(self.eager, span, batch)[0]
 
         culprit = blame(self.model, (lambda span=span: again(span) for span in shares))  # type: ignore[misc]
         kept = f"the checkpoint of step {self.saved} is intact" if self.saved else "no checkpoint had been written yet"

@@ -97,4 +97,4 @@ def test_the_scan_is_linear_in_time_and_far_ahead_of_the_definition():
             best = min(best, time.perf_counter() - start)
         return best
 
-    assert clock(leaky_scan) * 5 <= clock(leaky_average)  # measured: 30 to 60 times
+    assert clock(leaky_scan) * 5 <= clock(leaky_average)  # measured: 60 to 120 times

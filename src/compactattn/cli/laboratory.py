@@ -166,10 +166,10 @@ def sweep_length_gen(
 
 
 @app.command
-def demo(out: Path = Path("demo"), kernels: str = "gaussian,sparsemax,relumax") -> None:
+def demo(out: Path = Path("demo"), kernels: str = "gaussian,sparsemax,biweight") -> None:
     """Train small Memory Mosaics that differ in their kernel alone, and see which ones extrapolate.
 
-    Associative recall on sequences of at most 32 tokens, tested on up to 16 times as many. Some minutes on two CPU cores.
+    Associative recall on sources of at most 32 tokens, tested on up to 16 times as many. Some minutes on two CPU cores.
 
     Args:
         out: Folder of the runs and of the report, made if need be.
@@ -177,7 +177,7 @@ def demo(out: Path = Path("demo"), kernels: str = "gaussian,sparsemax,relumax") 
     """
     names = split_kernels(kernels)
     print(f"Associative recall: {len(names)} small models learn on sources of 16 to 32 tokens and are tested on longer ones.")
-    sweep_length_gen(kernels=kernels, device="cpu", jobs=len(names), out=out)
+    sweep_length_gen(kernels=kernels, device="cpu", samples=500, jobs=len(names), out=out)
     last = out / name_run(configure_variant("mqmtar", names[-1]))
     print(f"Open it in a browser; let a model answer with `compactattn generate {last}`.")
 

@@ -48,6 +48,13 @@ def test_importing_the_package_needs_torch_and_nothing_optional():
     assert not optional & set(modules)
 
 
+def test_training_and_the_data_of_reports_need_neither_terminal_nor_pictures():
+    code = "import sys, compactattn.experiments.sweep, compactattn.report.runs, compactattn.report.tables; print(*sys.modules)"
+    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "compactattn.training.loop" in modules
+    assert not {"tyro", "rich", "matplotlib", "tiktoken", "compactattn.fused.estimate"} & set(modules)
+
+
 def test_every_row_of_the_equations_names_functions_and_tests_that_exist():
     rows = [line for line in (ROOT / "docs/equations.md").read_text().splitlines() if re.match(r"\| (Eqs?\.|Prop|§|Fig)", line)]
     covered = " ".join(row.split("|")[1] for row in rows)

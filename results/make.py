@@ -14,6 +14,7 @@ import os
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +23,30 @@ import torch.multiprocessing as processes
 
 from compactattn.experiments import length_generalisation as length_gen
 from compactattn.experiments.runs import evaluate_run
+from compactattn.memory.released import departs
 from compactattn.report import paper
 from compactattn.report.runs import export, load_results
 from compactattn.training.config import RunConfig
 from compactattn.training.interrupt import Interrupted
 
-TABLES = {"main": paper.MAIN, "neighbours": paper.NEIGHBOURS, "alibi": paper.ALIBI}
+RELEASED = tuple(  # the rows that the published code computes otherwise than the paper's equations
+    replace(row, variant=replace(row.variant, as_released="efficient"))
+    for row in paper.MAIN.rows
+    if row.variant.architecture == "mosaic" and departs(row.variant.kernel, "efficient")
+)
+TABLES = {
+    "main": paper.MAIN.rows,
+    "neighbours": paper.NEIGHBOURS.rows,
+    "alibi": paper.ALIBI.rows,
+    "released": RELEASED,
+}
 
 
 def list_configs(tasks: list[str], seeds: list[int], table: str, steps: int, extra: dict[str, Any]) -> list[RunConfig]:
     """A config for each row of a table, task and seed; seeds vary slowest, so that every row has one before any has two."""
-    rows: dict[paper.Variant, paper.Row] = {}
-    for row in (row for name, part in TABLES.items() if table in ("all", name) for row in part.rows):
-        rows.setdefault(row.variant, row)  # the main table has the most cells
+    chosen: dict[paper.Variant, paper.Row] = {}
+    for row in (row for name, rows in TABLES.items() if table in ("all", name) for row in rows):
+        chosen.setdefault(row.variant, row)  # the main table has the most cells
     return [
         length_gen.vary(
             length_gen.gpu_short(task),
@@ -47,7 +59,7 @@ def list_configs(tasks: list[str], seeds: list[int], table: str, steps: int, ext
         )
         for seed in seeds
         for task in tasks
-        for variant, row in rows.items()
+        for variant, row in chosen.items()
         if any(where == task for where, _ in row.cells)
     ]  # fmt: skip
 
@@ -88,7 +100,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tasks", default="mqmtar,sort,reverse")
     parser.add_argument("--seeds", default="0")
-    parser.add_argument("--table", default="all", help="main, neighbours, alibi or all")
+    parser.add_argument("--table", default="all", choices=[*TABLES, "all"])
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--workers", type=int, default=1, help="runs at a time on the one GPU")
     parser.add_argument("--minutes", type=float, default=1e6, help="start no run after this time")

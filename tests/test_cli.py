@@ -218,3 +218,10 @@ def test_unknown_command_exits_with_status_2(capsys):
         cli.main(["paint"])
     assert exit.value.code == 2
     assert "kernels" in capsys.readouterr().err
+
+
+def test_a_reader_that_stops_reading_is_no_error():
+    program = f"{sys.executable} -m compactattn kernels --markdown | head -1"
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("| kernel")
+    assert done.stderr == ""

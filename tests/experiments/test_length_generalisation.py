@@ -55,6 +55,7 @@ def test_a_run_trains_and_is_evaluated_where_it_was_told_to(tmp_path):
     found = evaluate_run(tmp_path / "run", [32, 64], samples=20, device="cpu")
     found += evaluate_run(tmp_path / "run", [32], mode="free-running", samples=10, device="cpu")
     evaluate_run(tmp_path / "run", [64], samples=30, device="cpu")  # takes the place of the older line
+    evaluate_run(tmp_path / "run", [64], samples=5, device="cpu")  # a quick look does not
     rows = [json.loads(line) for line in (tmp_path / "run" / "evaluation.jsonl").read_text().splitlines()]
     assert [(row["mode"], row["length"], row["samples"], row["step"]) for row in rows] == [
         ("free-running", 32, 10, 4), ("teacher-forced", 32, 20, 4), ("teacher-forced", 64, 30, 4)

@@ -166,7 +166,8 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, number):
     stopped = checkpoints.load(tmp_path / "stopped").step
     assert stopped in (7, 8)  # the batch of step 8 is drawn during step 7
     assert (
-        str(caught.value) == f"stopped after step {stopped} of 12 and saved; resume the run in {tmp_path / 'stopped'} to go on"
+        str(caught.value)
+        == f"stopped after step {stopped} of 12 and saved; `compactattn resume {tmp_path / 'stopped'}` goes on from there"
     )
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
     run(tmp_path / "stopped", resume=True)

@@ -22,6 +22,7 @@ In Python:
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -49,3 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         print("compactattn: stopped", file=sys.stderr)
         sys.exit(130)
+    except BrokenPipeError:  # as in `compactattn show | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)

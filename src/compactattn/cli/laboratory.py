@@ -217,7 +217,7 @@ def evaluate(
         lengths: Source lengths separated by commas; by default those of the paper's table.
         mode: teacher-forced, as published (each token is judged given the true ones before it), or free-running (the model
             goes on from its own tokens).
-        samples: Test sequences at each length.
+        samples: Test sequences at each length. The run keeps the line with the most samples.
         device: auto, cpu or cuda.
     """
     print_matches(evaluate_lengths(run, read_lengths(lengths), mode, samples, device))
@@ -251,6 +251,8 @@ def generate(
     compactattn generate runs/length-gen/mqmtar-sparsemax-0
 
     compactattn generate runs/length-gen/sort-sparsemax-0 --prompt "7 31 0 7 2"
+
+    compactattn generate demo/mqmtar-sparsemax-0 --prompt "1 2 [1] 3 4 [0] 5 6 [1] 7 8 [0] [2] 5 6 [2] 1 2"
 
     Args:
         run: Folder of the run.

@@ -89,11 +89,18 @@ def read_evaluation(folder: Path) -> list[dict[str, Any]]:
 
 
 def _write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Adds lines to evaluation.jsonl; a line for the same task, mode and length replaces the older one."""
+    """Adds lines to evaluation.jsonl in place of older ones for the same task, mode and length.
+
+    A line on more samples of the same model stays: a quick look must not cost a thorough one.
+    """
 
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
         return row["task"], row["mode"], row["length"]
 
-    kept = {key(row): row for row in [*read_evaluation(folder), *rows]}
+    kept = {key(row): row for row in read_evaluation(folder)}
+    for row in rows:
+        older = kept.get(key(row))
+        if older is None or older["step"] != row["step"] or older["samples"] <= row["samples"]:
+            kept[key(row)] = row
     text = "".join(json.dumps(kept[place]) + "\n" for place in sorted(kept))
     replace_durably(folder / EVALUATION, text.encode())

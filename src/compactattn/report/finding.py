@@ -213,7 +213,8 @@ def _state_field(comparison: Comparison, lead: Lead, base: Line, rivals: list[Li
     ahead = [line for line in there if line.cells[lead.length].mean > lead.base.mean]
     if len(there) == 1:
         return f"No other of the {which} has a number at {comparison.factor(lead.length)}."
-    count = f"All {len(there)}" if len(ahead) == len(there) else f"{len(ahead)} of the {len(there)}"
+    every = "Both" if len(there) == 2 else f"All {len(there)}"
+    count = every if len(ahead) == len(there) else f"{len(ahead)} of the {len(there)}"
     are = "is" if len(ahead) == 1 else "are"
     return f"{count} {which} {are} ahead of {_name(base)} at {comparison.factor(lead.length)}."
 

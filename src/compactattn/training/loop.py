@@ -233,7 +233,7 @@ class Loop:
         self.settle()
         self.save(step)
         if self.stop:
-            rest = "the run is complete" if step == training.steps else f"resume the run in {self.folder} to go on"
+            rest = "the run is complete" if step == training.steps else f"`compactattn resume {self.folder}` goes on from there"
             raise Interrupted(f"stopped after step {step} of {training.steps} and saved; {rest}")
         return self.summarise(step, time.monotonic() - began)
 

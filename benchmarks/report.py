@@ -102,16 +102,18 @@ def training_tables() -> str:
     )
 
 
-def length_generalisation_section() -> str:
-    """Every comparison that the files under results/length-gen allow, in the words of the report."""
+def comparisons_section(folder: str, headings: bool = True) -> str:
+    """Every comparison that the files of a folder allow, in the words of the report."""
     parts = []
-    for comparison in compare(load([ROOT / "results" / "length-gen"])):
+    for comparison in compare(load([ROOT / "results" / folder])):
         found = find(comparison)
-        parts += [f"### {comparison.title}, {comparison.mode}", f"**{found.headline}** {' '.join(found.details)}"]
+        parts += [f"### {comparison.title}, {comparison.mode}"] if headings else []
+        parts += [f"**{found.headline}** {' '.join(found.details)}"]
         parts += [tables.describe(comparison), tables.format_markdown(comparison), " ".join(hold_against_paper(comparison))]
         missing = comparison.not_run()
         parts += [f"Rows of the paper that were not run: {', '.join(missing)}."] if missing else []
-        parts += ["Departures from the paper:\n\n" + "\n".join(f"- {note}" for note in list_departures(comparison))]
+        if comparison.published:
+            parts += ["Departures from the paper:\n\n" + "\n".join(f"- {note}" for note in list_departures(comparison))]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -186,17 +188,19 @@ def readme_section() -> str:
 
 def pages() -> dict[Path, str]:
     """Every page that holds measured numbers, as it should read."""
+    readme, experiments = ROOT / "README.md", ROOT / "docs" / "experiments.md"
+    text = fill(experiments.read_text(), "length-gen", comparisons_section("length-gen"))
     return {
         ROOT / "benchmarks" / "README.md": benchmarks_page(),
-        ROOT / "README.md": fill(ROOT / "README.md", "benchmarks", readme_section()),
-        ROOT / "docs" / "experiments.md": fill(ROOT / "docs" / "experiments.md", "length-gen", length_generalisation_section()),
+        readme: fill(readme.read_text(), "benchmarks", readme_section()),
+        experiments: fill(text, "demo", comparisons_section("demo", headings=False)),
     }
 
 
-def fill(path: Path, name: str, section: str) -> str:
-    """The text of a page with a new section between its marks."""
+def fill(text: str, name: str, section: str) -> str:
+    """A page with a new section between its marks."""
     marked = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-    return marked.sub(lambda match: f"{match[1]}{section}\n{match[2]}", path.read_text())
+    return marked.sub(lambda match: f"{match[1]}{section}\n{match[2]}", text)
 
 
 def main() -> None:

@@ -88,7 +88,7 @@ def evaluate(
     budget = TOKENS_PER_BATCH.get(device.type, TOKENS_PER_BATCH["cpu"]) if tokens_per_batch is None else tokens_per_batch
     if budget < 1:
         raise ValueError(f"tokens_per_batch = {budget} must be at least 1")
-    predict = _predict_teacher_forced if mode == "teacher-forced" else _predict_free_running
+    predict = _PREDICT[mode]
     samples = exact = tokens = tokens_right = 0
     with _evaluating(model), torch.inference_mode():
         for batch, right in _in_pieces(model, predict, test_set.batches(_batch_size(test_set, budget)), device):
@@ -179,3 +179,6 @@ def _predict_free_running(model: Any, batch: Batch) -> Tensor:
         if column < last:
             logits, cache = model.step(token, cache)
     return predicted
+
+
+_PREDICT: dict[Mode, Predict] = {"teacher-forced": _predict_teacher_forced, "free-running": _predict_free_running}

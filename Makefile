@@ -5,8 +5,9 @@ BIN := $(VENV)/bin
 PLAIN := $(VENV)/.installed
 STAMP := $(VENV)/.installed-dev
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -e
+GPU_WORKERS ?= 12
 
-.PHONY: demo test browser format bench clean
+.PHONY: demo test test-gpu browser format bench bench-gpu clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -28,6 +29,10 @@ test: $(STAMP) browser
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
+# needs a GPU: random shapes of every kernel against float64, repeats, CUDA graphs, memory, compilation
+test-gpu: $(STAMP)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest gpu_tests -n $(GPU_WORKERS) --dist worksteal
+
 # a test opens the report in a real browser; where none can be installed here, it says what to do
 browser:
 	@command -v chromium chromium-browser google-chrome >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium >/dev/null; } || true
@@ -40,6 +45,14 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.weights
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.report
+
+# times the fused kernels beside their peers; each stops by itself after its --minutes, 25 in all
+bench-gpu: $(STAMP)
+	$(INSTALL) ".[gpu]"
+	$(BIN)/compactattn bench attention
+	$(BIN)/compactattn bench training
+	$(BIN)/compactattn bench decode
 	$(BIN)/python -m benchmarks.report
 
 clean:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
+
+from compactattn.bench import results
+from compactattn.bench.clock import spread as spread
+from compactattn.bench.results import Row, find_version
+from compactattn.training.config import RunError
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -33,12 +35,6 @@ def time_in_turns(calls: Mapping[str, Callable[[], object]], seconds: float = 3.
     return times
 
 
-def spread(times: list[float]) -> dict[str, float]:
-    """Median, 20th and 80th percentile."""
-    fifths = statistics.quantiles(times, n=5, method="inclusive")
-    return {"median_ms": round(statistics.median(times), 3), "p20_ms": round(fifths[0], 3), "p80_ms": round(fifths[3], 3)}
-
-
 def environment() -> dict[str, object]:
     """Where and when a row was measured."""
     return {
@@ -49,32 +45,22 @@ def environment() -> dict[str, object]:
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "entmax": _version("entmax"),
+        "entmax": find_version("entmax"),
     }
 
 
 def append(name: str, rows: list[dict[str, object]]) -> Path:
     """Adds rows to results/NAME.csv; a file with other columns is a mistake and is refused."""
     path = RESULTS / f"{name}.csv"
-    fields = list(rows[0])
-    if path.exists():
-        with path.open(newline="") as file:
-            known = next(csv.reader(file))
-        if known != fields:
-            raise SystemExit(f"{path} has columns {known}, this run has {fields}; move the old file away")
-    path.parent.mkdir(exist_ok=True)
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, fields, lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerows(rows)
+    try:
+        results.append(path, rows)
+    except RunError as error:
+        raise SystemExit(str(error)) from error
     return path
 
 
-def read(name: str) -> list[dict[str, str]]:
-    with (RESULTS / f"{name}.csv").open(newline="") as file:
-        return list(csv.DictReader(file))
+def read(name: str) -> list[Row]:
+    return results.read(RESULTS / f"{name}.csv")
 
 
 def _module() -> str:
@@ -97,10 +83,3 @@ def _cpu() -> str:
     lines = info.read_text().splitlines() if info.exists() else []
     name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     return f"{name} ({os.cpu_count()} cores)"
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "none"

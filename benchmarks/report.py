@@ -9,13 +9,16 @@ import re
 from pathlib import Path
 
 from benchmarks.common import read
+from compactattn.bench.contestants import CONTESTANTS
+from compactattn.bench.goals import BEHIND_TRANSFORMER, HEAD_DIMS, TOKENS_PER_SECOND, format_goals
+from compactattn.bench.results import Row
+from compactattn.bench.results import format_markdown as table
 from compactattn.report import tables
 from compactattn.report.comparison import compare
 from compactattn.report.finding import find, hold_against_paper, list_departures
 from compactattn.report.runs import load
 
 ROOT = Path(__file__).parent.parent
-Row = dict[str, str]
 
 
 def newest(rows: list[Row], *keys: str) -> list[Row]:
@@ -30,11 +33,6 @@ def worst(rows: list[Row]) -> list[Row]:
     """For each kernel the run in which we did worst against the peer: its time swings more than ours."""
     kernels = dict.fromkeys(row["kernel"] for row in rows)
     return [max((row for row in rows if row["kernel"] == kernel), key=lambda row: float(row["ratio"])) for kernel in kernels]
-
-
-def table(header: list[str], rows: list[list[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def ms(row: Row, who: str, what: str = "median") -> str:
@@ -102,6 +100,113 @@ def training_tables() -> str:
     )
 
 
+def attention_section() -> str:
+    """Goals and times of attention on a GPU; empty before the first run."""
+    rows = read("attention")
+    if not rows:
+        return ""
+    parts = [
+        "## Attention on a GPU",
+        "bf16, causal, batch · length = 32,768, 16 heads; medians of calls with a cold L2 cache. Scores are *mild* (N(0, 1)),\n"
+        "*sharp* (six times that) or *local* (half of the features encode the position, so that neighbours attend to\n"
+        "neighbours). Each contestant's output and gradients are held against float64 first; one that is wrong is not timed.\n"
+        "Ratios are of two times from one run.",
+        "Contestants: " + "; ".join(f"{name}, {contestant.about}" for name, contestant in CONTESTANTS.items()) + ".",
+    ]
+    parts += [f"### Goals at head dim {dim}\n\n{format_goals(rows, dim)}" for dim in HEAD_DIMS]
+    places = dict.fromkeys((row["regime"], row["head_dim"]) for row in rows)
+    parts += [f"### {_name_place(*place)}\n\n{times_table(rows, *place)}" for place in places]
+    return "\n\n".join([*parts, gpu_sources(rows)]) + "\n\n"
+
+
+def _name_place(regime: str, head_dim: str) -> str:
+    if regime == "memory":
+        return "The paper's contextual memory: batch 32, 12 heads, length 512, head dim 64, q ≡ k"
+    return f"Times on {regime} scores at head dim {head_dim}"
+
+
+def times_table(rows: list[Row], regime: str, head_dim: str) -> str:
+    here = [row for row in rows if (row["regime"], row["head_dim"]) == (regime, head_dim)]
+    here = newest(here, "kernel", "contestant", "mask", "length")
+    lengths = sorted({int(row["length"]) for row in here})
+    lines: dict[tuple[str, str, str], dict[int, str]] = {}
+    for row in sorted(here, key=lambda row: (row["kernel"] != "gaussian", row["kernel"])):
+        line = lines.setdefault((row["kernel"], row["contestant"], row["mask"]), dict.fromkeys(lengths, "–"))
+        line[int(row["length"])] = _format_times(row)
+    header = ["kernel", "contestant", "mask", *(f"n = {length:,}" for length in lengths)]
+    text = table(header, [[f"`{kernel}`", who, mask, *line.values()] for (kernel, who, mask), line in lines.items()])
+    return f"ms forward / forward + backward (share of active 64×64 tiles; MiB above the inputs):\n\n{text}"
+
+
+def _format_times(row: Row) -> str:
+    if row["status"] != "ok":
+        return row["status"].replace("|", "/")
+    forward, both = (f"{float(row[f'{what}_median_ms']):.3g}" for what in ("forward", "both"))
+    return f"{forward} / {both} ({row['active_tiles'] or 'unknown'}; {row['memory_mib']})"
+
+
+def steps_section() -> str:
+    """Training steps on a GPU; empty before the first run."""
+    rows = newest(read("training"), "architecture", "kernel", "layers", "compile", "graph")
+    if not rows:
+        return ""
+    best = max((int(row["tokens_per_second"] or 0) for row in rows if (row["architecture"], row["layers"]) == PEER), default=0)
+    goal = max(TOKENS_PER_SECOND, best / BEHIND_TRANSFORMER)
+    lines = []
+    for row in rows:
+        speed, judged = int(row["tokens_per_second"] or 0), row["architecture"] == "mosaic" and row["layers"] == "8"
+        name = f"mosaic, `{row['kernel']}`" if row["architecture"] == "mosaic" else "transformer"
+        verdict = ("reached" if speed >= goal else "**lost**") if judged else ""
+        time = f"{float(row['median_ms']):.2f}" if speed else row["status"].replace("|", "/")
+        how = f"{row['compile']}{', graph' if row['graph'] == 'True' else ''}"
+        lines.append([row["layers"], name, how, time, f"{speed / 1e3:,.0f}" if speed else "–", row["memory_mib"], verdict])
+    return (
+        "## A training step on a GPU\n\nWidth 768, 12 heads, length 512, batch 32, bf16 autocast: forward, backward, clipping, "
+        f"AdamW.\nThe goal at 8 layers is {TOKENS_PER_SECOND / 1e3:,.0f} thousand tokens/s and {BEHIND_TRANSFORMER} times the "
+        f"transformer's time.\n\n"
+        + table(["layers", "model", "compiled", "ms", "thousand tokens/s", "peak MiB", f"goal {goal / 1e3:,.0f}"], lines)
+        + f"\n\n{gpu_sources(rows)}\n\n"
+    )
+
+
+def decode_section() -> str:
+    """Decode steps on a GPU; empty before the first run."""
+    rows = newest(read("decode"), "data", "length", "kernel", "contestant")
+    if not rows:
+        return ""
+    dense = {
+        (row["data"], row["length"]): float(row["median_ms"])
+        for row in rows
+        if row["contestant"] == "sdpa" and row["median_ms"]
+    }
+    lines = []
+    for row in rows:
+        time, peer = float(row["median_ms"] or 0), dense.get((row["data"], row["length"]))
+        ratio = f"{time / peer:.2f}{'' if time <= peer else ', **lost**'}" if time and peer else ""
+        name = [row["data"], f"{int(row['length']):,}", f"`{row['kernel']}`", row["contestant"]]
+        measured = f"{time:.3f}" if time else row["status"].replace("|", "/")
+        lines.append([*name, measured, ratio, row["skipped_pages"] or "–", row["error_output"]])
+    return (
+        "## A decode step on a GPU\n\nOne query for each of 8 heads, batch 8, head dim 128, fp16; the goal is to be faster "
+        "than SDPA.\n\n"
+        + table(["keys are", "keys", "kernel", "contestant", "ms", "/ SDPA", "pages skipped", "error"], lines)
+        + f"\n\n{gpu_sources(rows)}\n\n"
+    )
+
+
+PEER = ("transformer", "8")
+
+
+def gpu_sources(rows: list[Row]) -> str:
+    """Where the rows come from, a line for each run."""
+    lines = [
+        f"- `{row['command']}` on {row['device']}, torch {row['torch']}, triton {row['triton']}, adasplash {row['adasplash']}, "
+        f"{row['started'][:10]}, commit {row['commit'] or 'unknown'}"
+        for row in newest(rows, "started")
+    ]
+    return "\n".join(lines)
+
+
 def comparisons_section(folder: str, headings: bool = True) -> str:
     """Every comparison that the files of a folder allow, in the words of the report."""
     parts = []
@@ -131,9 +236,10 @@ def benchmarks_page() -> str:
     return f"""# Benchmarks
 
 Rows are appended to [results/](results/) with machine, versions and commit; `python -m benchmarks.report` writes this
-page from them. Ours and the peer take turns in one process. `make bench` runs everything here.
+page from them. `make bench` runs everything on a CPU, where ours and the peer take turns in one process;
+`make bench-gpu` runs `compactattn bench attention`, `training` and `decode` on a GPU.
 
-## Weights on a CPU, against the `entmax` package {weights["entmax"]}
+{attention_section()}{steps_section()}{decode_section()}## Weights on a CPU, against the `entmax` package {weights["entmax"]}
 
 Scores {weights["shape"]}, {weights["dtype"]}, N(0, 1); forward + backward, median and (20th–80th percentile)
 of a call, for each kernel from the least kind to us of {len(runs)} runs, since the peer's time swings on a shared

@@ -1,5 +1,7 @@
 """What a training step must not wait for, on a CPU: the leaky average and the data.
 
+The step itself is timed on a GPU, by `compactattn bench training`.
+
 python -m benchmarks.training
 """
 

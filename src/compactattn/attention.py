@@ -85,9 +85,10 @@ def attend(
     beta = _per_head("scale", 1 / math.sqrt(dim) if scale is None else scale, heads, q)
     orders = _orders(kernel, heads, q)
     view = resolve(mask, (batch, heads, queries, k.shape[2]), q.device)
-    out, threshold, support, _ = _attend(
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, beta))
+    out, threshold, support, *_ = _attend(
         q, k, v, beta, view.at, view.lo, view.hi, view.allowed, view.bias, view.slopes,
-        orders, *encode(kernel), return_readout, _choose(backend, q, k, v, view, kernel),
+        orders, *encode(kernel), return_readout, _choose(backend, q, k, v, view, kernel), grad,
     )  # fmt: skip
     if not return_readout:
         return out
@@ -152,23 +153,24 @@ def _attend(
     value: float,
     readout: bool,
     fused: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad: bool = True,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
     if fused:
-        found, kept = launch.estimate(q, k, v, scale, view, (r, rule, value), readout)
-        return *found, kept
+        found, kept = launch.estimate(q, k, v, scale, view, (r, rule, value), readout, grad)
+        return *found, *kept
     order = r if orders is None else orders
     with _full_precision(q):
         found = reference.estimate(q, k, v, scale, view, decode_rule(rule, value), order, readout)
-    return *found, q.new_empty(0, dtype=torch.float32)
+    return *found, *(q.new_empty(0) for _ in range(3))
 
 
 @_attend.register_fake
-def _(q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, readout, fused=False):  # type: ignore[no-untyped-def]
+def _(q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, readout, fused=False, grad=True):  # type: ignore[no-untyped-def]
     shape = q.shape[:3] if readout else (0, 0, 0)
     out = q.new_empty((*q.shape[:3], v.shape[3]))
-    kept = q.new_empty(launch.kept_shape(q, (r, rule, value)) if fused else 0, dtype=torch.float32)
-    return out, q.new_empty(shape, dtype=accumulator(q.dtype)), q.new_empty(shape, dtype=torch.int32), kept
+    kept = launch.kept_like(q, k, v, (r, rule, value), grad) if fused else (q.new_empty(0) for _ in range(3))
+    return out, q.new_empty(shape, dtype=accumulator(q.dtype)), q.new_empty(shape, dtype=torch.int32), *kept
 
 
 @custom_op("compactattn::attend_backward", mutates_args=())
@@ -189,12 +191,15 @@ def _attend_backward(
     rule: str,
     value: float,
     bias_grad: bool,
-    kept: Tensor | None = None,
+    out: Tensor | None = None,
+    rows: Tensor | None = None,
+    tilt: Tensor | None = None,
+    flags: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
     order = r if orders is None else orders
-    if kept is not None:
-        got = launch.estimate_backward(do, q, k, v, scale, view, (r, rule, value), kept)
+    if out is not None and rows is not None and tilt is not None and flags is not None:
+        got = launch.estimate_backward(do, q, k, v, scale, view, (r, rule, value), out, launch.Kept(rows, tilt, flags))
     else:
         with _full_precision(q):
             got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad)
@@ -205,7 +210,7 @@ def _attend_backward(
 
 
 @_attend_backward.register_fake
-def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, bias_grad, kept=None):  # type: ignore[no-untyped-def]
+def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, bias_grad, *kept):  # type: ignore[no-untyped-def]
     dbias = torch.empty_like(bias) if bias_grad else scale.new_empty(0)
     dr = scale.new_empty(0) if orders is None else torch.empty_like(orders)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
@@ -213,16 +218,16 @@ def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, va
 
 
 def _save_attend(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.r, ctx.rule, ctx.value, _, fused = inputs
-    ctx.save_for_backward(*tensors, output[3] if fused else None)
+    *tensors, ctx.r, ctx.rule, ctx.value, _, fused, _ = inputs
+    ctx.save_for_backward(*tensors, *((output[0], *output[3:]) if fused else (None,) * 4))
 
 
 def _pull_attend(ctx: Any, do: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     bias_grad = bool(ctx.needs_input_grad[8])
-    *tensors, kept = ctx.saved_tensors
-    dq, dk, dv, dscale, dbias, dr = _attend_backward(do, *tensors, ctx.r, ctx.rule, ctx.value, bias_grad, kept)
+    tensors, kept = ctx.saved_tensors[:-4], ctx.saved_tensors[-4:]
+    dq, dk, dv, dscale, dbias, dr = _attend_backward(do, *tensors, ctx.r, ctx.rule, ctx.value, bias_grad, *kept)
     orders = dr if ctx.needs_input_grad[10] else None
-    return dq, dk, dv, dscale, None, None, None, None, dbias if bias_grad else None, None, orders, *(None,) * 5
+    return dq, dk, dv, dscale, None, None, None, None, dbias if bias_grad else None, None, orders, *(None,) * 6
 
 
 _attend.register_autograd(_pull_attend, setup_context=_save_attend)

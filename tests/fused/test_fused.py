@@ -68,14 +68,11 @@ CASES = {
 
 @pytest.fixture
 def cut(monkeypatch):
-    """Sets the blocks of all three kernels."""
+    """Sets the tiles of all kernels; a block of keys is two of them, and a tile two steps of queries where it can be."""
 
     def to(m, n):
-        def blocks(queries, keys, width, dtype):
-            return launch.Blocks(m, n, 4, 1, single=keys <= n)
-
-        for name in ("forward_blocks", "backward_query_blocks", "backward_key_blocks"):
-            monkeypatch.setattr(launch, name, blocks)
+        same = launch.Blocks(m, n, 4, 1)
+        monkeypatch.setattr(launch, "choose_cut", lambda *_: launch.Cut(same, same, same, launch.Blocks(max(m // 2, 16), 2 * n, 4, 1)))
 
     return to
 
@@ -118,11 +115,15 @@ def test_output_and_every_gradient_agree_with_the_reference(kernel, case, cut):
     check(*draw(CASES[case]), kernel, CASES[case].mask)
 
 
-@pytest.mark.parametrize("kernel", ONE_OF_EACH_RULE)
-def test_many_tiles_agree_with_the_reference(kernel, cut):
-    cut(32, 32)
-    case = Case(1, 1, 1, 70, 70, 16, 16, (32, 32), Causal(1))
-    check(*draw(case), kernel, case.mask)
+@pytest.mark.parametrize("mask", [Causal(1), Packed([30, 0, 40])], ids=["strictly past", "packed"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_skipping_tiles_changes_nothing(kernel, mask, cut, monkeypatch):
+    """Sharp scores leave many tiles without a weight: they are found, skipped, and not missed."""
+    cut(16, 16)
+    monkeypatch.setattr(launch, "TRACK_FROM", 1)
+    case = Case(1, 2, 1, 70, 70, 16, 16, (16, 16), mask)
+    (q, k, v, _), do = draw(case)
+    check((q, k, v, torch.tensor([1.0, 4.0])), do, kernel, mask)
 
 
 @pytest.mark.parametrize("kernel", ["gaussian", "entmax(1.3)", *ONE_OF_EACH_RULE])

@@ -200,7 +200,7 @@ def test_a_look_shows_the_weights_with_their_exact_zeros():
     torch.testing.assert_close(w[:, :, 1:].sum(-1), torch.ones(2, HEADS, 139).double())
     assert bool((w.triu() == 0).all())
     assert torch.equal((w > 0).sum(-1).int(), readout.support)
-    (_, _, v, _, _), _ = memory.recall(x, None)
+    (_, _, v, _), _ = memory.features(x, None)
     torch.testing.assert_close(memory.to_output((w @ v).transpose(1, 2).flatten(2)), memory(x), rtol=1e-10, atol=1e-10)
 
 

@@ -57,7 +57,7 @@ def test_no_logit_depends_on_a_later_token(config):
 
 @each_model
 def test_the_fused_loss_is_cross_entropy_in_value_and_every_gradient(config, monkeypatch):
-    monkeypatch.setattr(head, "CHUNK", 7 * VOCAB)  # several chunks, the last one short
+    monkeypatch.setitem(head.CHUNK, "cpu", 7 * VOCAB)  # several chunks, the last one short
     model, text = build(config).double(), tokens(2, 40)
     targets, counted = tokens(2, 40, seed=1), torch.rand(2, 40, generator=torch.Generator().manual_seed(2)) < 0.4
     total, count = model.loss(text, targets, counted)
@@ -71,7 +71,7 @@ def test_the_fused_loss_is_cross_entropy_in_value_and_every_gradient(config, mon
 
 
 def test_the_loss_stores_no_tensor_of_batch_by_time_by_vocabulary(monkeypatch):
-    monkeypatch.setattr(head, "CHUNK", 2**12)
+    monkeypatch.setitem(head.CHUNK, "cpu", 2**12)
     hidden, weight = torch.randn(512, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
     targets, counted = torch.randint(0, 1000, (512,)), torch.ones(512, dtype=torch.bool)
     sizes = []
@@ -196,3 +196,18 @@ def test_the_loss_compiles_into_one_graph_with_its_gradients():
     torch.testing.assert_close(compiled(text, text, counted)[0], model.loss(text, text, counted)[0])
     compiled(text, text, counted)[0].backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+@each_model
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo asks activations for it
+def test_compiled_parts_have_no_graph_break_and_change_nothing(config, monkeypatch):
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda part, dynamic: real(part, fullgraph=True, backend="aot_eager"))
+    torch.compiler.reset()
+    model, text = build(config), tokens(2, 20)
+    counted, parameters = torch.ones_like(text, dtype=torch.bool), list(model.parameters())
+    plain, _ = model.loss(text, text, counted)
+    want = torch.autograd.grad(plain, parameters)
+    model.compile_parts()
+    loss, _ = model.loss(text, text, counted)
+    torch.testing.assert_close((loss, *torch.autograd.grad(loss, parameters)), (plain, *want))

@@ -1,14 +1,15 @@
 """The kernels: the estimate o = Σ w v, and its gradients dq and dk, dv, as reference.estimate and rows.pull.
 
 One program has a block of queries (forward, dq) or of keys (dk, dv) of one head, and writes it alone: no atomics, so
-that every run gives the same bits. With K the height of a key and y^(r−1) its slope, both as in profiles.py,
+that every run gives the same bits. It visits only the tiles in its list, where it has one. With y = u (s − θ),
 
-    w = K / Z,    ds = g · slope ⊙ (dw − c),    g = r / (ρ Z),    dw = do·v,
+    w = y₊^r,    ds = g · y^(r−1) ⊙ (dw − c),    g = r u,    dw = do·v,
 
-and what θ receives, −Σ ds, goes to the best key(s), the k-th key or the scale, as the rule has it.
+and what θ receives, −Σ ds, goes to the best key(s), the k-th key or the scale, as the rule has it. The centre c is do·o,
+or do·õ where θ moves so that Σ w = 1: the forward kernel leaves õ, the mean of the values under the weights y^(r−1).
 
 Values of r and the rule are compile-time numbers; lengths are not, so that a new length compiles nothing.
-Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v.
+Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v. A row lies along the axis that its tile gives it.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
@@ -17,150 +18,348 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compactattn.fused.profiles import INF, heights
-from compactattn.fused.threshold import ANCHORED, FIXED, NEAREST, NORMALISING, find_threshold
-from compactattn.fused.tiles import grounded, load_rows, load_score, load_sight, score, shift, span, store_rows
+from compactattn.fused.profiles import ALL, INF, LOG2E, any_powers, is_whole, root, whole_powers
+from compactattn.fused.threshold import (
+    ANCHORED, CUT, FIXED, LENGTHS, MASS, MOST_TURNS, NEAREST, NORMALISING, PEAK, REACH, SLOPES, THETA,
+    larger, newton_step, shorten,
+)  # fmt: skip
+from compactattn.fused.tiles import (
+    add_dot, bend, dot, grounded, legal, load_rows, load_sight, plan, shift, span, store_rows,
+)  # fmt: skip
 
-# numbers kept of each row between forward and backward; the last two of Nearest only
-PEAK, REACH, MASS, THETA, CUT = (tl.constexpr(place) for place in range(5))
-LENGTHS = ["H", "Q", "K", "rows", "nearest", "at_b", "lo_b", "hi_b", "scale_h"]  # a new value compiles nothing
+
+@triton.constexpr_function
+def is_plain(rule, r, alibi, exact):
+    """Whether one multiply-add leads from q·k to y: no bias, no key found by equality, and bits to spare."""
+    straight = (rule == 0 or rule == 2) and r in (1.0, 2.0, 3.0)  # normalising, fixed
+    return (straight or (rule == 0 and r == float("inf"))) and not alibi and not exact
+
+
+@triton.constexpr_function
+def is_direct(rule, r, peaked):
+    """Whether θ is known before any score."""
+    return rule == 2 and not peaked
+
+
+# -- rows ----------------------------------------------------------------------------------------
 
 
 @triton.jit
-def weigh(s, o_n, peak, reach, theta, cut, RULE: tl.constexpr, R: tl.constexpr):
-    """(M, N) K of every key and its slope, both 0 off the support; the weights are K / Σ K."""
-    k, steep = heights(shift(s, peak), tl.where(reach > 0.0, reach, 1.0)[:, None], R)
-    if RULE == ANCHORED:
-        if R == INF:
-            k = tl.where(shift(s, peak) > -reach[:, None], k, 0.0)
-            steep = k
+def load_kept(p_kept, o_rows, m_rows, far, RULE: tl.constexpr):
+    """(M,) each: max s (−inf where no key is seen), ρ, Z, Σ slopes, θ and the last key inside."""
+    peak = tl.load(p_kept + PEAK * far + o_rows, mask=m_rows, other=-INF)
+    reach = tl.load(p_kept + REACH * far + o_rows, mask=m_rows, other=1.0)
+    mass = tl.load(p_kept + MASS * far + o_rows, mask=m_rows, other=1.0)
+    slopes = tl.load(p_kept + SLOPES * far + o_rows, mask=m_rows, other=0.0)
+    theta, cut = peak - reach, tl.zeros_like(peak).to(tl.int32)
+    if RULE == NEAREST:
+        theta = tl.load(p_kept + THETA * far + o_rows, mask=m_rows, other=0.0)
+        cut = tl.load(p_kept + CUT * far + o_rows, mask=m_rows, other=0.0).to(tl.int32, bitcast=True)
+    return peak, reach, mass, slopes, theta, cut
+
+
+@triton.jit
+def make_row(kept, at, scale, slope, margin, NORMALISED: tl.constexpr, RULE: tl.constexpr, R: tl.constexpr, PEAKED: tl.constexpr):
+    """What `weigh` needs of each row, and the gain g. K is y^r with y = rise · q·k + base = unit · (s − θ) + base.
+
+    NORMALISED: K is w, else w but for the factor 1/Z. A row in whose reach no key is has Z < 0 and uniform weights.
+    """
+    peak, reach, mass, _, theta, cut = kept
+    dead, alone = peak == -INF, mass < 0.0
+    mass = tl.abs(mass)
+    ground = grounded(peak)
+    if RULE == FIXED:
+        theta = tl.zeros_like(peak) + (scale - margin)
+    safe = tl.where(dead, 1e37, tl.where(reach > 0.0, reach, 1.0))
+    inverse = tl.where(dead, 0.0, 1.0 / mass) if NORMALISED else tl.where(dead, 0.0, 1.0)
+    base = tl.zeros_like(peak)
+    unit = base + 1.0 if RULE == NORMALISING or is_direct(RULE, R, PEAKED) else 1.0 / safe
+    gain = base + 1.0
+    rise = base + scale
+    if R == INF:
+        rise = rise * LOG2E
+        base = -ground * LOG2E - (tl.log2(mass) if NORMALISED else 0.0)
+        rise, base = tl.where(dead, 0.0, rise), tl.where(dead, -INF, base)
+    elif is_whole(R):
+        factor = root(mass, R) if NORMALISED else base + 1.0
+        unit = tl.where(dead, 0.0, unit * factor)
+        base = -(ground - reach) * unit if RULE == NORMALISING else base
+        gain = R * unit
+        if RULE == FIXED:
+            rise = tl.where(alone, 0.0, scale * unit)
+            base = tl.where(alone, tl.where(dead, 0.0, factor), -theta * unit)
+            unit, gain = tl.where(alone, 0.0, unit), tl.where(alone, 0.0, gain)
+        else:
+            rise = scale * unit
+        if RULE == NEAREST:
+            gain = tl.where(reach > 0.0, gain, 0.0)
+    elif R != 0.0:
+        gain = tl.where(alone | (reach <= 0.0), 0.0, R / (safe * mass))
+        base = tl.where(alone, 1.0, 0.0)
     elif RULE == FIXED:
-        if R == 0.0:
-            k = tl.where(s > theta[:, None], 1.0, 0.0)
-        near = (reach > 0.0)[:, None]
-        k = tl.where(near, k, tl.where(s == -INF, 0.0, s - s + 1.0))  # nothing in reach is uniform; NaN stays NaN
-        steep = tl.where(near, steep, 0.0)
-    elif RULE == NEAREST:
-        if R == 0.0:
-            k = k * 0.0 + 1.0
-        inside = (s > theta[:, None]) | ((s == theta[:, None]) & (o_n[None, :] <= cut[:, None]))
-        k = tl.where(inside, k, 0.0)
-        steep = tl.where(inside & ((reach > 0.0)[:, None] | (R == INF)), steep, 0.0)
-    return k, steep
+        theta = tl.where(alone, -INF, theta)
+    return (at, scale, slope, ground, safe, theta, cut, unit, inverse, rise, base), gain
+
+
+@triton.jit
+def turn_row(row, KEYS: tl.constexpr):
+    """The row as (M, 1), or as (1, M) where keys lie along the first axis."""
+    at, scale, slope, peak, reach, theta, cut, unit, inverse, rise, base = row
+    return (
+        lay(at, KEYS), scale, slope, lay(peak, KEYS), lay(reach, KEYS), lay(theta, KEYS), lay(cut, KEYS), lay(unit, KEYS),
+        lay(inverse, KEYS), lay(rise, KEYS), lay(base, KEYS),
+    )  # fmt: skip
+
+
+@triton.jit
+def lay(x, KEYS: tl.constexpr):
+    return x[None, :] if KEYS else x[:, None]
+
+
+@triton.jit
+def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr):
+    """The scores of a tile of q·k, K of every key and its slope, both 0 off the support."""
+    at, scale, slope, peak, reach, theta, cut, unit, inverse, rise, base = row
+    if is_plain(RULE, R, ALIBI, EXACT):
+        t = tl.fma(raw, rise, base)
+        if R == INF:
+            k = tl.exp2(t)
+            return raw, k, k
+        else:
+            k, steep = whole_powers(t, R)
+            return raw, k, steep
+    else:
+        s = bend(raw * scale, o_n, at, slope, ALIBI)
+        x = shift(s, peak)
+        if is_whole(R):
+            if RULE == FIXED:
+                t = (s - theta) * unit + tl.where(unit == 0.0, base, 0.0)
+            else:
+                t = (x + reach) * unit
+            k, steep = whole_powers(t, R)
+        elif R == 0.0:
+            inside = s > theta if RULE == FIXED else x > -reach if RULE == ANCHORED else s == s
+            k = tl.where(inside, inverse, 0.0)
+            steep = k * 0.0
+        elif R == INF:
+            k = tl.exp2(x * LOG2E) * inverse
+            if RULE == ANCHORED:
+                k = tl.where(x > -reach, k, 0.0)
+            steep = k
+        else:
+            k, steep = any_powers(x, reach, R)
+            k, steep = tl.where(base > 0.0, 1.0, k) * inverse, tl.where(base > 0.0, 0.0, steep)
+        if RULE == NEAREST:
+            inside = (s > theta) | ((s == theta) & (o_n <= cut))
+            k, steep = tl.where(inside, k, 0.0), tl.where(inside, steep, 0.0)
+        return s, k, steep
+
+
+# -- forward -------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def forward(
-    p_q, p_k, p_v, p_o, p_kept, p_support, p_scale, p_slopes, p_at, p_lo, p_hi,
+    p_q, p_k, p_v, p_o, p_tilt, p_kept, p_support, p_list, p_count, p_flags,
+    p_scale, p_slopes, p_at, p_lo, p_hi,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, scale_h, at_b, lo_b, hi_b,
-    H, Q, K, rows, margin, nearest,
-    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr, READOUT: tl.constexpr,
-    SINGLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    H, Q, K, rows, tiles, margin,
+    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
+    READOUT: tl.constexpr, GRAD: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr, TOLERANCE: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """o = Σ w v for a block of queries of one head; keeps the threshold of each row for the backward kernels."""
+    """o = Σ w v for a block of queries of one head, and õ; keeps what the backward kernels need of each row.
+
+    The two best of each class gave a ρ; the sums over all keys give Newton's next step. It is small: made to first
+    order on the sums themselves it is exact enough, else the sums are taken again.
+    """
     blocks = tl.cdiv(Q, BLOCK_M)
-    begin = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M  # the longest causal rows first
+    begin = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
     head = tl.program_id(0) // blocks
     b, h = tl.cast(head // H, tl.int64), tl.cast(head % H, tl.int64)
     b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
-    first, last = span(b_lo, b_hi, K)
+    bounds = span(b_lo, b_hi, K)
     live = b_lo < b_hi
-    b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D)
+    b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
     scale = tl.load(p_scale + h * scale_h)
     slope = tl.load(p_slopes + h).to(tl.float32) if ALIBI else 0.0
     p_k += b * k_b + h // GROUP * k_h
     p_v += b * v_b + h // GROUP * v_h
-    row, sight = (b_q, p_k, k_n, b_at, scale, slope), (b_lo, b_hi, first, last)
-
-    b_s = load_score(row, sight, 0, ALIBI, D, BLOCK_N, BLOCK_D) if SINGLE else 0.0
-    peak, reach, theta, cut = find_threshold(
-        b_s, row, sight, scale, margin, nearest, SINGLE, RULE, R, ALIBI, D, BLOCK_M, BLOCK_N, BLOCK_D
-    )  # fmt: skip
-    reach = tl.where(live, reach, 1.0)
-    theta = tl.where(live, theta, 0.0)
-    ground = grounded(peak)
-
-    mass = tl.zeros((BLOCK_M,), tl.float32)
-    support = tl.zeros((BLOCK_M,), tl.int32)
-    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
-    if SINGLE:
-        o_n = tl.arange(0, BLOCK_N)
-        k, _ = weigh(b_s, o_n, ground, reach, theta, cut, RULE, R)
-        b_v = load_rows(p_v, 0, (o_n >= first) & (o_n < last), v_n, DV, BLOCK_N, BLOCK_DV)
-        mass = tl.sum(k, 1)
-        if READOUT:
-            support = tl.sum((k > 0.0).to(tl.int32), 1)
-        acc = tl.dot(k.to(b_v.dtype), b_v, acc, input_precision="ieee")
-    else:
-        for start in range(first // BLOCK_N * BLOCK_N, last, BLOCK_N):
-            o_n = start + tl.arange(0, BLOCK_N)
-            s = load_score(row, sight, start, ALIBI, D, BLOCK_N, BLOCK_D)
-            k, _ = weigh(s, o_n, ground, reach, theta, cut, RULE, R)
-            b_v = load_rows(p_v, start, (o_n >= first) & (o_n < last), v_n, DV, BLOCK_N, BLOCK_DV)
-            mass += tl.sum(k, 1)
-            if READOUT:
-                support += tl.sum((k > 0.0).to(tl.int32), 1)
-            acc = tl.dot(k.to(b_v.dtype), b_v, acc, input_precision="ieee")
-    mass = tl.where(mass == 0.0, 1.0, mass)  # no key: 0 / 1
-
     m_rows = begin + tl.arange(0, BLOCK_M) < Q
-    store_rows(p_o + b * o_b + h * o_h, begin, m_rows, o_m, acc / mass[:, None], DV, BLOCK_M, BLOCK_DV)
     o_rows = tl.cast(head, tl.int64) * Q + begin + tl.arange(0, BLOCK_M)
     far = tl.cast(rows, tl.int64)
+    block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
+    lists = (p_list + block * tiles, p_flags + block * tiles, tiles)
+    counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
+    whole = plan(bounds, BLOCK_N)
+    sight = (b_at, b_lo, b_hi, bounds, whole, counts)
+
+    SOFT: tl.constexpr = RULE == NORMALISING and R == INF
+    SOLVES: tl.constexpr = RULE == NORMALISING and R != INF
+    TILT: tl.constexpr = SOLVES or (GRAD and R != INF and R != 0.0 and RULE != FIXED)
+    none = tl.zeros((BLOCK_M,), tl.float32)
+    if SOFT or is_direct(RULE, R, PEAKED):
+        kept = (tl.where(live, scale - margin, -INF), none, none + 1.0, none, none, none.to(tl.int32))
+    else:
+        kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
+        kept = (kept[0], kept[1], none + 1.0, none, kept[4], kept[5])
+    peak, reach = kept[0], kept[1]
+    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    tilt = tl.zeros((BLOCK_M, BLOCK_DV if TILT else 1), tl.float32)
+    mass, slopes, best, step = none, none, none, none
+    support = none.to(tl.int32)
+    turn, going = 0, tl.max(live.to(tl.int32), 0)
+    while (going > 0) & (turn < MOST_TURNS):
+        row, _ = make_row((peak, reach, none + 1.0, none, kept[4], kept[5]), b_at, scale, slope, margin, False, RULE, R, PEAKED)
+        flat = turn_row(row, False)
+        zero = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+        leaning = tl.zeros((BLOCK_M, BLOCK_DV if TILT else 1), tl.float32)
+        sums = (zero, leaning, none, none, none, none.to(tl.int32), none - INF)
+        sums = gather(
+            sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
+            RULE, R, ALIBI, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        sums = gather(
+            sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
+            RULE, R, ALIBI, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        acc, tilt, mass, slopes, best, support, running = sums
+        going = going * 0
+        if SOFT:
+            peak = running
+        if SOLVES:
+            solid = live & (slopes > 0.0)
+            step = tl.where(solid, newton_step(tl.where(solid, mass, 1.0), tl.where(solid, slopes, 1.0), reach, R), 0.0)
+            off = tl.abs(step) > TOLERANCE * reach
+            going = tl.max(off.to(tl.int32), 0)
+            reach = tl.where(off, shorten(reach, step), reach)
+        turn += 1
+    if SOLVES:
+        lower = R * step * (1.0 if is_whole(R) else 1.0 / reach)
+        acc -= lower[:, None] * tilt
+        mass -= lower * slopes
+        reach = shorten(reach, step)
+    if RULE == FIXED:
+        alone = live & (mass == 0.0)
+        if tl.max(alone.to(tl.int32), 0) > 0:  # nothing in reach is uniform
+            flatter, count = spread(p_v, v_n, b_lo, b_hi, bounds, DV, BLOCK_DV, BLOCK_M, BLOCK_N)
+            acc = tl.where(alone[:, None], flatter, acc)
+            mass = tl.where(alone, -count, mass)
+            support = tl.where(alone, count.to(tl.int32), support)
+        if is_direct(RULE, R, PEAKED):
+            reach = none
+    if SOFT:
+        reach = none + INF
+    mass = tl.where(mass == 0.0, 1.0, mass)  # no key: 0 / 1
+
+    out = tl.where(live[:, None], acc / tl.abs(mass)[:, None], 0.0)
+    store_rows(p_o + b * o_b + h * o_h, begin, m_rows, o_m, out, DV, BLOCK_M, BLOCK_DV)
     tl.store(p_kept + PEAK * far + o_rows, peak, mask=m_rows)
     tl.store(p_kept + REACH * far + o_rows, reach, mask=m_rows)
     tl.store(p_kept + MASS * far + o_rows, mass, mask=m_rows)
-    if RULE == NEAREST:
-        tl.store(p_kept + THETA * far + o_rows, theta, mask=m_rows)
-        tl.store(p_kept + CUT * far + o_rows, cut.to(tl.float32, bitcast=True), mask=m_rows)
+    tl.store(p_kept + SLOPES * far + o_rows, slopes / tl.maximum(best, 1.0), mask=m_rows)
+    if GRAD and TILT:
+        mean = tl.where(live[:, None], tilt / tl.where(slopes == 0.0, 1.0, slopes)[:, None], 0.0)
+        store_rows(p_tilt + b * o_b + h * o_h, begin, m_rows, o_m, mean, DV, BLOCK_M, BLOCK_DV)
     if READOUT:
         tl.store(p_support + o_rows, support, mask=m_rows)
 
 
 @triton.jit
-def load_kept(p_kept, o_rows, m_rows, far, scale, margin, RULE: tl.constexpr, R: tl.constexpr):
-    """(M,) each: max s, reach, θ, cut and Z as the forward kernel kept them, and the factor g of the slopes."""
-    peak = grounded(tl.load(p_kept + PEAK * far + o_rows, mask=m_rows, other=0.0))
-    reach = tl.load(p_kept + REACH * far + o_rows, mask=m_rows, other=1.0)
-    mass = tl.load(p_kept + MASS * far + o_rows, mask=m_rows, other=1.0)
-    theta = peak * 0.0 + (scale - margin)
-    cut = (peak * 0.0).to(tl.int32)
-    if RULE == NEAREST:
-        theta = tl.load(p_kept + THETA * far + o_rows, mask=m_rows, other=0.0)
-        cut = tl.load(p_kept + CUT * far + o_rows, mask=m_rows, other=0.0).to(tl.int32, bitcast=True)
-    safe = tl.where(reach > 0.0, reach, 1.0)
-    gain = 1.0 / mass if R == INF else tl.where(reach > 0.0, R / (safe * mass), 0.0)
-    return peak, reach, theta, cut, mass, gain
+def gather(
+    sums, b_q, p_k, p_v, k_n, v_n, row, sight, lists, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr,
+    READOUT: tl.constexpr, GRAD: tl.constexpr, TILT: tl.constexpr, SOFT: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr,
+    WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Σ K v, Σ slope v, Σ K, Σ slope, the number of best keys and of keys inside, over the masked or the whole tiles.
+
+    With TRACK it also flags the tiles that hold a weight.
+    """
+    acc, tilt, mass, slopes, best, support, peak = sums
+    b_at, b_lo, b_hi, bounds, whole, counts = sight
+    p_list, p_flags, tiles = lists
+    begin, head, masked, whole_first, whole_last = whole
+    end = counts[1] if WHOLE and LISTED else counts[0] if LISTED else whole_last - whole_first if WHOLE else masked
+    for i in range(0, end):
+        if LISTED:
+            tile = tl.load(p_list + (tiles - 1 - i if WHOLE else i)).to(tl.int32)
+        else:
+            tile = whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)
+        o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        m_n = (o_n >= bounds[0]) & (o_n < bounds[1])
+        b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
+        b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
+        raw = dot(b_q, tl.trans(b_k))
+        if SOFT:
+            s = bend(raw * row[1], o_n[None, :], row[0], row[2], ALIBI)
+            if not WHOLE:
+                s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
+            top = tl.maximum(peak, tl.reduce(s, 1, larger), propagate_nan=ALL)
+            ground = grounded(top)
+            fade = tl.exp2((peak - ground) * LOG2E)
+            k = tl.exp2((s - ground[:, None]) * LOG2E)
+            mass = mass * fade
+            acc = acc * fade[:, None]
+            peak = top
+        else:
+            s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, ALIBI, EXACT)
+            if not WHOLE:
+                seen = legal(o_n[None, :], b_lo[:, None], b_hi[:, None])
+                k, steep = tl.where(seen, k, 0.0), tl.where(seen, steep, 0.0)
+            if RULE == ANCHORED and GRAD and TILT:
+                equal = s == row[3]
+                best += tl.sum((equal if WHOLE else equal & seen).to(tl.float32), 1)
+        more = tl.sum(k, 1)
+        mass += more
+        acc = add_dot(acc, k.to(b_v.dtype), b_v)
+        if TILT:
+            slopes += tl.sum(steep, 1)
+            tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)
+        if READOUT:
+            support += tl.sum((k > 0.0).to(tl.int32), 1)
+        if TRACK:
+            tl.store(p_flags + tile, tl.max(((more == 0.0) == 0).to(tl.int32), 0).to(tl.int8))
+    return acc, tilt, mass, slopes, best, support, peak
 
 
 @triton.jit
-def pull_sums(s, k, steep, dw, peak):
-    """(M,) each: Σ K dw, Σ slope dw, Σ slope and the number of best keys. What has no slope may hold anything."""
-    known = tl.where(steep == 0.0, 0.0, dw)
-    best = tl.sum((s == peak[:, None]).to(tl.float32), 1)
-    return tl.sum(k * tl.where(k == 0.0, 0.0, dw), 1), tl.sum(steep * known, 1), tl.sum(steep, 1), best
+def spread(
+    p_v, v_n, b_lo, b_hi, bounds, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+):  # fmt: skip
+    """Σ v over the keys that each row sees, and their number."""
+    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    for tile in range(bounds[0] // BLOCK_N, tl.cdiv(bounds[1], BLOCK_N)):
+        o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        b_v = load_rows(p_v, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), v_n, DV, BLOCK_N, BLOCK_DV, False)
+        seen = legal(o_n[None, :], b_lo[:, None], b_hi[:, None])
+        acc = add_dot(acc, seen.to(b_v.dtype), b_v)
+    return acc, (b_hi - b_lo).to(tl.float32)
+
+
+# -- backward ------------------------------------------------------------------------------------
 
 
 @triton.jit
-def pull(s, o_n, steep, dw, peak, cut, gain, centre, share, RULE: tl.constexpr, R: tl.constexpr):
-    """(M, N) ds, with what θ receives already handed to the key(s) that set it."""
-    ds = tl.where(steep == 0.0, 0.0, gain[:, None] * steep * (dw - centre[:, None]))
+def pull(s, o_n, row, steep, dw, gain, offset, share, RULE: tl.constexpr, R: tl.constexpr):
+    """ds = g · slope ⊙ (dw − c), with what θ receives handed to the key(s) that set it. `offset` is −g c."""
+    ds = steep * tl.fma(dw, gain, offset)
     if R != INF:
         if RULE == ANCHORED:
-            ds += tl.where(s == peak[:, None], share[:, None], 0.0)
+            ds += tl.where(s == row[3], share, 0.0)
         elif RULE == NEAREST:
-            ds += tl.where(o_n[None, :] == cut[:, None], share[:, None], 0.0)
+            ds += tl.where(o_n == row[6], share, 0.0)
     return ds
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_queries(
-    p_do, p_q, p_k, p_v, p_dq, p_kept, p_pulled, p_dscale, p_scale, p_slopes, p_at, p_lo, p_hi,
-    do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, dq_b, dq_h, dq_m, scale_h, at_b, lo_b, hi_b,
-    H, Q, K, rows, margin,
-    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr,
-    SINGLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    p_do, p_q, p_k, p_v, p_o, p_tilt, p_dq, p_kept, p_pulled, p_dscale, p_list, p_count, p_scale, p_slopes, p_at, p_lo, p_hi,
+    do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, dq_b, dq_h, dq_m, scale_h, at_b, lo_b, hi_b,
+    H, Q, K, rows, tiles, margin,
+    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
+    LISTED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dq of a block of queries, its part of dscale, and for `backward_keys` the centre and share of each row."""
@@ -169,10 +368,10 @@ def backward_queries(
     head = tl.program_id(0) // blocks
     b, h = tl.cast(head // H, tl.int64), tl.cast(head % H, tl.int64)
     b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
-    first, last = span(b_lo, b_hi, K)
+    bounds = span(b_lo, b_hi, K)
     live = b_lo < b_hi
-    b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D)
-    b_do = load_rows(p_do + b * do_b + h * do_h, begin, live, do_m, DV, BLOCK_M, BLOCK_DV)
+    b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
+    b_do = load_rows(p_do + b * do_b + h * do_h, begin, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
     scale = tl.load(p_scale + h * scale_h)
     slope = tl.load(p_slopes + h).to(tl.float32) if ALIBI else 0.0
     p_k += b * k_b + h // GROUP * k_h
@@ -180,121 +379,217 @@ def backward_queries(
     m_rows = begin + tl.arange(0, BLOCK_M) < Q
     o_rows = tl.cast(head, tl.int64) * Q + begin + tl.arange(0, BLOCK_M)
     far = tl.cast(rows, tl.int64)
-    peak, reach, theta, cut, mass, gain = load_kept(p_kept, o_rows, m_rows, far, scale, margin, RULE, R)
+    kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
+    row, gain = make_row(kept, b_at, scale, slope, margin, True, RULE, R, PEAKED)
 
-    # what the whole row says about its centre
-    if SINGLE:
-        o_n = tl.arange(0, BLOCK_N)
-        m_n = (o_n >= first) & (o_n < last)
-        b_k = load_rows(p_k, 0, m_n, k_n, D, BLOCK_N, BLOCK_D)
-        b_v = load_rows(p_v, 0, m_n, v_n, DV, BLOCK_N, BLOCK_DV)
-        b_s = score(b_q, b_k, o_n, b_at, b_lo, b_hi, scale, slope, ALIBI)
-        k, steep = weigh(b_s, o_n, peak, reach, theta, cut, RULE, R)
-        dw = tl.dot(b_do, tl.trans(b_v), input_precision="ieee")
-        weighed, sloped, slopes, best = pull_sums(b_s, k, steep, dw, peak)
-    else:
-        weighed = tl.zeros((BLOCK_M,), tl.float32)
-        sloped = tl.zeros((BLOCK_M,), tl.float32)
-        slopes = tl.zeros((BLOCK_M,), tl.float32)
-        best = tl.zeros((BLOCK_M,), tl.float32)
-        for start in range(first // BLOCK_N * BLOCK_N, last, BLOCK_N):
-            o_n = start + tl.arange(0, BLOCK_N)
-            m_n = (o_n >= first) & (o_n < last)
-            b_k = load_rows(p_k, start, m_n, k_n, D, BLOCK_N, BLOCK_D)
-            b_v = load_rows(p_v, start, m_n, v_n, DV, BLOCK_N, BLOCK_DV)
-            b_s = score(b_q, b_k, o_n, b_at, b_lo, b_hi, scale, slope, ALIBI)
-            k, steep = weigh(b_s, o_n, peak, reach, theta, cut, RULE, R)
-            dw = tl.dot(b_do, tl.trans(b_v), input_precision="ieee")
-            more_weighed, more_sloped, more_slopes, more_best = pull_sums(b_s, k, steep, dw, peak)
-            weighed += more_weighed
-            sloped += more_sloped
-            slopes += more_slopes
-            best += more_best
-    moved = RULE == NORMALISING and R != INF  # θ moves so that Σ w = 1
-    centre = sloped / tl.where(slopes == 0.0, 1.0, slopes) if moved else weighed / mass
-    dtheta = -gain * (sloped - centre * slopes)
-    share = dtheta / tl.maximum(best, 1.0) if RULE == ANCHORED else dtheta
+    TILTED: tl.constexpr = R != INF and RULE != FIXED
+    b_o = load_rows(p_o + b * o_b + h * o_h, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False)
+    centre = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
+    share = tl.zeros_like(centre)
+    if TILTED:
+        b_tilt = load_rows(p_tilt + b * o_b + h * o_h, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False)
+        lean = tl.sum(b_do.to(tl.float32) * b_tilt.to(tl.float32), 1)
+        if RULE == NORMALISING:
+            centre = lean
+        else:
+            known = kept[1] > 0.0
+            share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * (lean - centre), 0.0)
     tl.store(p_pulled + o_rows, centre, mask=m_rows)
     tl.store(p_pulled + far + o_rows, share, mask=m_rows)
 
+    block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
+    counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
+    sight = (b_at, b_lo, b_hi, bounds, plan(bounds, BLOCK_N), counts)
+    pulls = (gain[:, None], (-gain * centre)[:, None], share[:, None])
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    if SINGLE:
-        ds = pull(b_s, o_n, steep, dw, peak, cut, gain, centre, share, RULE, R)
-        acc = tl.dot(ds.to(b_k.dtype), b_k, acc, input_precision="ieee")
-    else:
-        for start in range(first // BLOCK_N * BLOCK_N, last, BLOCK_N):
-            o_n = start + tl.arange(0, BLOCK_N)
-            m_n = (o_n >= first) & (o_n < last)
-            b_k = load_rows(p_k, start, m_n, k_n, D, BLOCK_N, BLOCK_D)
-            b_v = load_rows(p_v, start, m_n, v_n, DV, BLOCK_N, BLOCK_DV)
-            b_s = score(b_q, b_k, o_n, b_at, b_lo, b_hi, scale, slope, ALIBI)
-            k, steep = weigh(b_s, o_n, peak, reach, theta, cut, RULE, R)
-            dw = tl.dot(b_do, tl.trans(b_v), input_precision="ieee")
-            ds = pull(b_s, o_n, steep, dw, peak, cut, gain, centre, share, RULE, R)
-            acc = tl.dot(ds.to(b_k.dtype), b_k, acc, input_precision="ieee")
+    dtheta = tl.zeros((BLOCK_M,), tl.float32)
+    flat = turn_row(row, False)
+    acc, dtheta = pull_keys(
+        acc, dtheta, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
+        RULE, R, ALIBI, EXACT, LISTED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    acc, dtheta = pull_keys(
+        acc, dtheta, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
+        RULE, R, ALIBI, EXACT, LISTED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    acc = tl.where(live[:, None], acc, 0.0)
     store_rows(p_dq + b * dq_b + h * dq_h, begin, m_rows, dq_m, acc * scale, D, BLOCK_M, BLOCK_D)
-    dscale = tl.sum(acc * b_q.to(tl.float32), 1)
-    if RULE == FIXED:
-        dscale += dtheta
+    dscale = tl.sum(acc * b_q.to(tl.float32), 1) + dtheta
     tl.store(p_dscale + tl.program_id(0), tl.sum(dscale, 0))
+
+
+@triton.jit
+def pull_keys(
+    acc, dtheta, b_q, b_do, p_k, p_v, k_n, v_n, row, pulls, sight, p_list, tiles, RULE: tl.constexpr, R: tl.constexpr,
+    ALIBI: tl.constexpr, EXACT: tl.constexpr, LISTED: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Σ ds k over the masked or the whole tiles, and what a fixed θ receives."""
+    b_at, b_lo, b_hi, bounds, whole, counts = sight
+    begin, head, masked, whole_first, whole_last = whole
+    end = counts[1] if WHOLE and LISTED else counts[0] if LISTED else whole_last - whole_first if WHOLE else masked
+    for i in range(0, end):
+        if LISTED:
+            tile = tl.load(p_list + (tiles - 1 - i if WHOLE else i)).to(tl.int32)
+        else:
+            tile = whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)
+        o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        m_n = (o_n >= bounds[0]) & (o_n < bounds[1])
+        b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
+        b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
+        raw = dot(b_q, tl.trans(b_k))
+        dw = dot(b_do, tl.trans(b_v))
+        s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, ALIBI, EXACT)
+        ds = pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
+        if not WHOLE:
+            ds = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), ds, 0.0)
+        if RULE == FIXED:
+            dtheta -= tl.sum(ds, 1)
+        acc = add_dot(acc, ds.to(b_k.dtype), b_k)
+    return acc, dtheta
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_keys(
-    p_do, p_q, p_k, p_v, p_dk, p_dv, p_kept, p_pulled, p_scale, p_slopes, p_at, p_lo, p_hi,
+    p_do, p_q, p_k, p_v, p_dk, p_dv, p_kept, p_pulled, p_list, p_count, p_scale, p_slopes, p_at, p_lo, p_hi,
     do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n,
-    scale_h, at_b, lo_b, hi_b, H, Q, K, rows, margin,
-    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr,
+    scale_h, at_b, lo_b, hi_b, H, Q, K, rows, tiles, margin,
+    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """dk and dv of a block of keys, from all queries of its group of heads. A step has no slope, and no dk."""
+    """dk and dv of a block of keys, from the queries of its group of heads in its list. A step has no slope, and no dk.
+
+    Here tiles are (N, M): the products that follow take them as they lie in the registers.
+    A tile of the list has STEPS · M queries.
+    """
     blocks = tl.cdiv(K, BLOCK_N)
-    begin = tl.program_id(0) % blocks * BLOCK_N
+    begin = tl.program_id(0) % blocks * BLOCK_N  # the keys that most queries see first
     head = tl.program_id(0) // blocks
     b, key_head = tl.cast(head // (H // GROUP), tl.int64), tl.cast(head % (H // GROUP), tl.int64)
-    p_at += b * at_b
-    p_lo += b * lo_b
-    p_hi += b * hi_b
-    # the queries that see any of these keys
-    first, last = Q, 0
-    for start in range(0, Q, CHUNK):
-        b_at, b_lo, b_hi = load_sight(p_at, p_lo, p_hi, start, Q, CHUNK)
-        o_m = start + tl.arange(0, CHUNK)
-        sees = (b_lo < b_hi) & (b_lo < begin + BLOCK_N) & (b_hi > begin)
-        first = tl.minimum(first, tl.min(tl.where(sees, o_m, Q), 0))
-        last = tl.maximum(last, tl.max(tl.where(sees, o_m + 1, 0), 0))
-
     o_n = begin + tl.arange(0, BLOCK_N)
-    b_k = load_rows(p_k + b * k_b + key_head * k_h, begin, o_n < K, k_n, D, BLOCK_N, BLOCK_D)
-    b_v = load_rows(p_v + b * v_b + key_head * v_h, begin, o_n < K, v_n, DV, BLOCK_N, BLOCK_DV)
+    b_k = load_rows(p_k + b * k_b + key_head * k_h, begin, o_n < K, k_n, D, BLOCK_N, BLOCK_D, False)
+    b_v = load_rows(p_v + b * v_b + key_head * v_h, begin, o_n < K, v_n, DV, BLOCK_N, BLOCK_DV, False)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
-    far = tl.cast(rows, tl.int64)
+    sight = (p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b)
     for member in range(GROUP):
         h = key_head * GROUP + member
         scale = tl.load(p_scale + h * scale_h)
         slope = tl.load(p_slopes + h).to(tl.float32) if ALIBI else 0.0
-        acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-        for start in range(first // BLOCK_M * BLOCK_M, last, BLOCK_M):
-            b_at, b_lo, b_hi = load_sight(p_at, p_lo, p_hi, start, Q, BLOCK_M)
-            live = b_lo < b_hi
-            b_q = load_rows(p_q + b * q_b + h * q_h, start, live, q_m, D, BLOCK_M, BLOCK_D)
-            b_do = load_rows(p_do + b * do_b + h * do_h, start, live, do_m, DV, BLOCK_M, BLOCK_DV)
-            m_rows = start + tl.arange(0, BLOCK_M) < Q
-            o_rows = (b * H + h) * Q + start + tl.arange(0, BLOCK_M)
-            peak, reach, theta, cut, mass, gain = load_kept(p_kept, o_rows, m_rows, far, scale, margin, RULE, R)
-            b_s = score(b_q, b_k, o_n, b_at, b_lo, b_hi, scale, slope, ALIBI)
-            k, steep = weigh(b_s, o_n, peak, reach, theta, cut, RULE, R)
-            w = k * (1.0 / mass)[:, None]
-            dv = tl.dot(tl.trans(w.to(b_do.dtype)), b_do, dv, input_precision="ieee")
-            if R != 0.0:
-                centre = tl.load(p_pulled + o_rows, mask=m_rows, other=0.0)
-                share = tl.load(p_pulled + far + o_rows, mask=m_rows, other=0.0)
-                dw = tl.dot(b_do, tl.trans(b_v), input_precision="ieee")
-                ds = pull(b_s, o_n, steep, dw, peak, cut, gain, centre, share, RULE, R)
-                acc = tl.dot(tl.trans(ds.to(b_q.dtype)), b_q, acc, input_precision="ieee")
-        dk += acc * scale
+        block = (b * H + h) * blocks + begin // BLOCK_N
+        queries = (p_q + b * q_b + h * q_h, p_do + b * do_b + h * do_h, q_m, do_m, (b * H + h) * Q, Q, tl.cast(rows, tl.int64))
+        dk, dv = pull_queries(
+            dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles, tl.load(p_count + 2 * block), tiles,
+            scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+        )  # fmt: skip
+        dk, dv = pull_queries(
+            dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles, tl.load(p_count + 2 * block + 1), tiles,
+            scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+        )  # fmt: skip
     store_rows(p_dv + b * dv_b + key_head * dv_h, begin, o_n < K, dv_n, dv, DV, BLOCK_N, BLOCK_DV)
     if R != 0.0:
         store_rows(p_dk + b * dk_b + key_head * dk_h, begin, o_n < K, dk_n, dk, D, BLOCK_N, BLOCK_D)
+
+
+@triton.jit
+def pull_queries(
+    dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scale, slope, margin,
+    RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr, WHOLE: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Adds Σ ds q and Σ w do over the masked or the whole tiles of one head."""
+    p_q, p_do, q_m, do_m, first_row, Q, far = queries
+    for i in range(0, count * STEPS):
+        tile = tl.load(p_list + (tiles - 1 - i // STEPS if WHOLE else i // STEPS)).to(tl.int32)
+        start = (tile * STEPS + i % STEPS) * BLOCK_M
+        o_m = start + tl.arange(0, BLOCK_M)
+        m_rows = o_m < Q
+        b_at = o_m
+        if ALIBI:
+            b_at = tl.load(sight[0] + o_m, mask=m_rows, other=0).to(tl.int32)
+        live = m_rows
+        if not WHOLE:
+            b_lo = tl.load(sight[1] + o_m, mask=m_rows, other=0).to(tl.int32)
+            b_hi = tl.load(sight[2] + o_m, mask=m_rows, other=0).to(tl.int32)
+            live = b_lo < b_hi
+        b_q = load_rows(p_q, start, live, q_m, D, BLOCK_M, BLOCK_D, False)
+        b_do = load_rows(p_do, start, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
+        o_rows = first_row + o_m
+        kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
+        flat, gain = make_row(kept, b_at, scale, slope, margin, True, RULE, R, PEAKED)
+        row = turn_row(flat, True)
+        raw = dot(b_k, tl.trans(b_q))
+        s, w, steep = weigh(raw, o_n[:, None], row, RULE, R, ALIBI, EXACT)
+        if not WHOLE:
+            seen = legal(o_n[:, None], b_lo[None, :], b_hi[None, :])
+            w = tl.where(seen, w, 0.0)
+        dv = add_dot(dv, w.to(b_do.dtype), b_do)
+        if R != 0.0:
+            centre = tl.load(p_pulled + o_rows, mask=m_rows, other=0.0)
+            share = tl.load(p_pulled + far + o_rows, mask=m_rows, other=0.0) * scale
+            slant = gain * scale
+            dw = dot(b_v, tl.trans(b_do))
+            ds = pull(s, o_n[:, None], row, steep, dw, slant[None, :], (-slant * centre)[None, :], share[None, :], RULE, R)
+            if not WHOLE:
+                ds = tl.where(seen, ds, 0.0)
+            dk = add_dot(dk, ds.to(b_q.dtype), b_q)
+    return dk, dv
+
+
+# -- lists ---------------------------------------------------------------------------------------
+
+
+@triton.jit(do_not_specialize=["Q", "K", "lo_b", "hi_b"])
+def bound_blocks(p_lo, p_hi, p_bounds, lo_b, hi_b, Q, K, BLOCK_M: tl.constexpr):
+    """(B, blocks, 4): the keys that any and that all queries of a block see."""
+    blocks = tl.cdiv(Q, BLOCK_M)
+    b, block = tl.cast(tl.program_id(0) // blocks, tl.int64), tl.program_id(0) % blocks
+    _, b_lo, b_hi = load_sight(p_lo, p_lo + b * lo_b, p_hi + b * hi_b, block * BLOCK_M, Q, BLOCK_M)
+    first, last, full_first, full_last = span(b_lo, b_hi, K)
+    p_bounds += 4 * tl.cast(tl.program_id(0), tl.int64)
+    tl.store(p_bounds, first)
+    tl.store(p_bounds + 1, last)
+    tl.store(p_bounds + 2, full_first)
+    tl.store(p_bounds + 3, full_last)
+
+
+@triton.jit(do_not_specialize=["H", "blocks", "tiles", "bounds_b"])
+def list_tiles(
+    p_bounds, p_flags, p_list, p_count, bounds_b, H, blocks, tiles,
+    BY_KEY: tl.constexpr, FLAGGED: tl.constexpr, SPAN: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """The tiles of keys that a block of queries of one head reaches, or BY_KEY the blocks of queries that reach SPAN tiles of keys.
+
+    Masked ones stand in the list from its beginning, whole ones from its end.
+    """
+    size = blocks if BY_KEY else tiles
+    own = tl.cdiv(tiles, SPAN) if BY_KEY else blocks
+    head, place = tl.cast(tl.program_id(0) // own, tl.int64), tl.program_id(0) % own
+    p_bounds += head // H * bounds_b
+    p_flags += head * blocks * tiles
+    p_list += tl.cast(tl.program_id(0), tl.int64) * size
+    masked, whole = 0, 0
+    for start in range(0, size, CHUNK):
+        o = start + tl.arange(0, CHUNK)
+        m = o < size
+        block, begin = (o, place * SPAN * BLOCK_N) if BY_KEY else (place + o * 0, o * BLOCK_N)
+        end = begin + (SPAN * BLOCK_N if BY_KEY else BLOCK_N)
+        first, last = tl.load(p_bounds + 4 * block, mask=m, other=0), tl.load(p_bounds + 4 * block + 1, mask=m, other=0)
+        seen = m & (first < end) & (last > begin)
+        if FLAGGED:
+            flag = tl.zeros((CHUNK,), tl.int32)
+            for part in tl.static_range(SPAN if BY_KEY else 1):
+                column = place * SPAN + part + o * 0 if BY_KEY else o
+                flag += tl.load(p_flags + block * tiles + column, mask=m & (column < tiles), other=0).to(tl.int32)
+            seen = seen & (flag > 0)
+        full_first, full_last = tl.load(p_bounds + 4 * block + 2, mask=m, other=0), tl.load(p_bounds + 4 * block + 3, mask=m, other=0)
+        full = (seen & (full_first <= begin) & (full_last >= end)).to(tl.int32)
+        rest = seen.to(tl.int32) - full
+        tl.store(p_list + masked + tl.cumsum(rest, 0) - 1, o.to(tl.int16), mask=rest > 0)
+        tl.store(p_list + size - whole - tl.cumsum(full, 0), o.to(tl.int16), mask=full > 0)
+        masked += tl.sum(rest, 0)
+        whole += tl.sum(full, 0)
+    tl.store(p_count + 2 * tl.program_id(0), masked)
+    tl.store(p_count + 2 * tl.program_id(0) + 1, whole)

@@ -6,11 +6,12 @@ Shapes: B batch, H heads (H' of keys), Q queries, K keys, D head dim.
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +26,14 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CODES = {name: code for code, name in enumerate(("normalising", "anchored", "fixed", "nearest"))}
 assert CODES.keys() == RULES.keys()
 Code = tuple[float, str, float]  # a kernel as kernels.encode writes it
+TRACK_FROM = 1024  # keys; below, skipping tiles costs more than it saves
+# steps of Newton, relative to ρ, at which it stops: on the class bests, and on the sums, which it corrects to first order.
+# The error that is left is about the square of the step, but for r = 1 a fraction of it.
+TOLERANCES = {
+    torch.bfloat16: {False: (2.0**-6, 2.0**-5), True: (2.0**-6, 2.0**-6)},
+    torch.float16: {False: (2.0**-8, 2.0**-7), True: (2.0**-10, 2.0**-9)},
+    torch.float32: {False: (2.0**-12, 2.0**-13), True: (2.0**-21, 2.0**-21)},
+}
 
 
 def supports(q: Tensor, k: Tensor, v: Tensor, view: View, kernel: Kernel) -> str:
@@ -63,37 +72,33 @@ class Blocks:
     n: int
     warps: int
     stages: int
-    single: bool = False  # one tile holds all keys
 
 
-def forward_blocks(queries: int, keys: int, width: int, dtype: torch.dtype) -> Blocks:
-    """Blocks of the forward kernel; width is the larger head dim. Up to 256 scores of a row stay in registers."""
-    m = query_block(queries, dtype)
-    if keys <= 256 and width <= 128 and dtype != torch.float32:  # fp32 products need the registers for themselves
-        n = max(_power(keys), 64 if m == 64 else 32)
-        return Blocks(m, n, 8 if m * n > 8192 else 4, 1, single=True)
-    return Blocks(m, key_block(width, dtype), 4 if width <= 128 else 8, 3 if width <= 64 else 2)
+@dataclass(frozen=True)
+class Cut:
+    """How a call is cut. The first three kernels share their tiles; a block of `keys` is whole tiles, a tile whole steps of it."""
+
+    threshold: Blocks
+    forward: Blocks
+    queries: Blocks
+    keys: Blocks
 
 
-def backward_query_blocks(queries: int, keys: int, width: int, dtype: torch.dtype) -> Blocks:
-    m = query_block(queries, dtype)
-    if keys <= 128 and width <= 64 and dtype != torch.float32:
-        n = max(_power(keys), 64 if m == 64 else 32)
-        return Blocks(m, n, 4, 1, single=True)
-    return Blocks(m, key_block(width, dtype), 4 if width <= 64 else 8, 2)
-
-
-def backward_key_blocks(queries: int, keys: int, width: int, dtype: torch.dtype) -> Blocks:
-    return Blocks(query_block(queries, dtype), key_block(width, dtype), 4 if width <= 64 else 8, 2)
-
-
-def query_block(queries: int, dtype: torch.dtype) -> int:
-    """The same for all three kernels, so that they multiply with the same instruction."""
-    return 16 if queries <= 16 else 32 if dtype == torch.float32 else 64
-
-
-def key_block(width: int, dtype: torch.dtype) -> int:
-    return 32 if dtype == torch.float32 or width > 128 else 64
+def choose_cut(queries: int, width: int, dtype: torch.dtype) -> Cut:
+    """Blocks for a number of queries and the larger head dim."""
+    if dtype == torch.float32:  # its products need the registers for themselves
+        m = 16 if queries <= 16 else 32
+        same = Blocks(m, 32, 4, 2)
+        return Cut(same, same, same, same)
+    m = 16 if queries <= 16 else 64 if queries <= 64 or width > 128 else 128
+    n, warps = (64, 8 if m == 128 else 4) if width <= 128 else (32, 4)
+    stages = 3 if width <= 64 else 2
+    return Cut(
+        threshold=Blocks(m, n, warps, 3),
+        forward=Blocks(m, n, warps, stages),
+        queries=Blocks(m, n, warps, stages),
+        keys=Blocks(min(m, 64), 2 * n if width <= 128 and m == 128 else n, warps, 2),
+    )
 
 
 def _power(size: int) -> int:
@@ -104,34 +109,69 @@ def _power(size: int) -> int:
 # -- forward and backward ------------------------------------------------------------------------
 
 
-def estimate(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, readout: bool) -> tuple[Estimate, Tensor]:
-    """`reference.estimate`, and what the backward pass keeps of each row: (3 or 5, B, H, Q)."""
+class Kept(NamedTuple):
+    """What the forward pass leaves for the backward pass."""
+
+    rows: Tensor  # (4 or 6, B, H, Q) fp32: see threshold.py
+    tilt: Tensor  # (B, H, Q, Dv) mean of the values under the slopes, where the centre of ds needs it
+    flags: Tensor  # (B·H, blocks of queries, tiles of keys) int8: whether a tile holds a weight, where it pays to know
+
+
+def kept_like(q: Tensor, k: Tensor, v: Tensor, code: Code, grad: bool) -> Kept:
+    """Empty tensors for it."""
+    r, rule, _ = code
+    cut = choose_cut(q.shape[2], max(_power(q.shape[3]), _power(v.shape[3])), q.dtype)
+    rows = q.new_empty((6 if rule == "nearest" else 4, *q.shape[:3]), dtype=torch.float32)
+    tilted = grad and 0 < r < math.inf and rule != "fixed"
+    tilt = q.new_empty((*q.shape[:3], v.shape[3]) if tilted else (0, 0, 0, 0))
+    heads, blocks, tiles = q.shape[0] * q.shape[1], _count(q.shape[2], cut.forward.m), _count(k.shape[2], cut.forward.n)
+    tracked = k.shape[2] >= TRACK_FROM and not (r == math.inf and rule == "normalising")
+    flags = q.new_zeros((heads, blocks, tiles) if tracked else (0, 0, 0), dtype=torch.int8)
+    return Kept(rows, tilt, flags)
+
+
+def estimate(
+    q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, readout: bool, grad: bool
+) -> tuple[Estimate, Kept]:
+    """`reference.estimate`, and what the backward pass keeps."""
     from compactattn.fused import estimate as kernels
+    from compactattn.fused import threshold
 
     q, k, v = (_rows_contiguous(x) for x in (q, k, v))
     out = q.new_empty((*q.shape[:3], v.shape[3]))
-    kept = q.new_empty(kept_shape(q, code), dtype=torch.float32)
+    kept = kept_like(q, k, v, code, grad)
     support = q.new_empty(q.shape[:3] if readout else (0, 0, 0), dtype=torch.int32)
     if q.numel() == 0 or k.numel() == 0:
-        out.zero_(), kept.fill_(-torch.inf), support.zero_()
+        out.zero_(), kept.rows.fill_(-torch.inf), kept.tilt.zero_(), support.zero_()
     else:
         call = Call(q, k, v, scale, view, code)
-        blocks = forward_blocks(*call.sizes)
+        track = kept.flags.numel() > 0
+        listed = track and code[1] in ("normalising", "anchored")
+        lists, counts = call.lists(*kept.flags.shape[1:]) if listed else (kept.flags, kept.flags)
+        grid = call.grid(q, call.cut.forward.m)
         with _on(q):
-            kernels.forward[call.grid(q, blocks.m)](
-                q, k, v, out, kept, support, scale, call.slopes, view.at, view.lo, view.hi,
-                *_strides(q, k, v, out), *call.steps,
-                *call.lengths, call.margin, call.nearest,
-                READOUT=readout, SINGLE=blocks.single, **call.constants, **_options(blocks),
+            if call.peaked:
+                threshold.threshold[grid](
+                    q, k, kept.rows, lists, counts, scale, call.slopes, view.at, view.lo, view.hi,
+                    *_strides(q, k), *call.steps, *call.lengths, call.margin, call.nearest,
+                    TRACK=listed, TOLERANCE=call.tolerance[0],
+                    **call.constants("RULE", "R", "GROUP", "ALIBI", "D", "BLOCK_D"), **_options(call.cut.threshold),
+                )  # fmt: skip
+            kernels.forward[grid](
+                q, k, v, out, kept.tilt, kept.rows, support, lists, counts, kept.flags,
+                scale, call.slopes, view.at, view.lo, view.hi,
+                *_strides(q, k, v, out), *call.steps, *call.lengths, call.margin,
+                READOUT=readout, GRAD=grad, LISTED=listed, TRACK=track, TOLERANCE=call.tolerance[1],
+                **call.constants(), **_options(call.cut.forward),
             )  # fmt: skip
     if not readout:
-        return Estimate(out, kept.new_empty((0, 0, 0)), support), kept
-    peak, reach = kept[0], kept[1]
+        return Estimate(out, kept.rows.new_empty((0, 0, 0)), support), kept
+    peak, reach = kept.rows[0], kept.rows[1]
     return Estimate(out, torch.where(peak == -torch.inf, torch.inf, peak - reach), support), kept
 
 
 def estimate_backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, kept: Tensor
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, out: Tensor, kept: Kept
 ) -> Gradients:
     """`reference.estimate_backward`, from what `estimate` kept."""
     from compactattn.fused import estimate as kernels
@@ -144,32 +184,31 @@ def estimate_backward(
         if q.numel() == 0 or k.numel() == 0:
             return Gradients(dq, dk, dv, dscale, None, None)
     call = Call(q, k, v, scale, view, code)
-    pulled = kept.new_empty((2, *q.shape[:3]))  # centre and share of each row
-    blocks = backward_query_blocks(*call.sizes)
+    cut = call.cut
+    track = kept.flags.numel() > 0
+    pulled = kept.rows.new_empty((2, *q.shape[:3]))  # centre and share of each row
+    blocks, tiles = _count(q.shape[2], cut.forward.m), _count(k.shape[2], cut.forward.n)
     with _on(q):
+        bounds = call.bounds(blocks)
         if code[0] != 0:
-            grid = call.grid(q, blocks.m)
-            parts = kept.new_empty(grid)
+            grid = call.grid(q, cut.queries.m)
+            parts = kept.rows.new_empty(grid)
+            lists, counts = call.list_tiles(bounds, kept.flags, blocks, tiles, by_key=False) if track else (kept.flags, kept.flags)
             kernels.backward_queries[grid](
-                do, q, k, v, dq, kept, pulled, parts, scale, call.slopes, view.at, view.lo, view.hi,
-                *_strides(do, q, k, v, dq), *call.steps,
-                *call.lengths, call.margin,
-                SINGLE=blocks.single, **call.constants, **_options(blocks),
+                do, q, k, v, out, kept.tilt, dq, kept.rows, pulled, parts, lists, counts,
+                scale, call.slopes, view.at, view.lo, view.hi,
+                *_strides(do, q, k, v, out, dq), *call.steps, *call.lengths, call.margin,
+                LISTED=track, **call.constants(), **_options(cut.queries),
             )  # fmt: skip
             dscale = parts.view(q.shape[0], q.shape[1], -1).sum((0, 2))
-        blocks = backward_key_blocks(*call.sizes)
-        kernels.backward_keys[call.grid(k, blocks.n)](
-            do, q, k, v, dk, dv, kept, pulled, scale, call.slopes, view.at, view.lo, view.hi,
-            *_strides(do, q, k, v, dk, dv), *call.steps,
-            *call.lengths, call.margin,
-            CHUNK=1024, **call.constants, **_options(blocks),
+        lists, counts = call.list_tiles(bounds, kept.flags, blocks, tiles, by_key=True)
+        kernels.backward_keys[call.grid(k, cut.keys.n)](
+            do, q, k, v, dk, dv, kept.rows, pulled, lists, counts,
+            scale, call.slopes, view.at, view.lo, view.hi,
+            *_strides(do, q, k, v, dk, dv), *call.steps, *call.lengths[:-1], blocks, call.margin,
+            STEPS=cut.forward.m // cut.keys.m, **call.constants(), **_options(cut.keys),
         )  # fmt: skip
     return Gradients(dq, dk, dv, dscale, None, None)
-
-
-def kept_shape(q: Tensor, code: Code) -> tuple[int, ...]:
-    """(3 or 5, B, H, Q): the numbers that are kept of each row."""
-    return (5 if code[1] == "nearest" else 3, *q.shape[:3])
 
 
 class Call:
@@ -179,27 +218,70 @@ class Call:
         r, rule, value = code
         batch, heads, queries, dim = q.shape
         keys, value_dim = v.shape[2:]
-        self.sizes = queries, keys, max(_power(dim), _power(value_dim)), q.dtype
+        exact = q.dtype == torch.float32
+        self.cut = choose_cut(queries, max(_power(dim), _power(value_dim)), q.dtype)
+        # where the weights of a fixed kernel may exceed fp16, or are powers of s/ρ, the best score is needed first
+        self.peaked = r < math.inf if rule == "normalising" else rule != "fixed" or q.dtype == torch.float16 or r not in (0, 1, 2, 3)
+        self.tolerance = TOLERANCES[q.dtype][r == 1]
+        self.view, self.heads = view, batch * heads
         self.slopes = scale if view.slopes is None else view.slopes.contiguous()
         self.steps = scale.stride(0), *(x.stride(0) if len(x) > 1 else 0 for x in (view.at, view.lo, view.hi))
-        self.lengths = heads, queries, keys, batch * heads * queries
+        self.lengths = heads, queries, keys, batch * heads * queries, _count(keys, self.cut.forward.n)
         self.margin, self.nearest = (0.0, min(int(value), keys)) if rule == "nearest" else (value, 0)
-        self.constants: dict[str, Any] = {
+        self._constants: dict[str, Any] = {
             "RULE": CODES[rule], "R": r, "GROUP": heads // k.shape[1], "ALIBI": view.slopes is not None,
+            "EXACT": exact, "PEAKED": self.peaked,
             "D": dim, "DV": value_dim, "BLOCK_D": _power(dim), "BLOCK_DV": _power(value_dim),
         }  # fmt: skip
 
+    def constants(self, *names: str) -> dict[str, Any]:
+        """The compile-time numbers of these names, or all."""
+        return {name: self._constants[name] for name in names or self._constants}
+
     def grid(self, x: Tensor, block: int) -> tuple[int]:
         """One program for each block of rows of each head."""
-        return (x.shape[0] * x.shape[1] * -(-x.shape[2] // block),)
+        return (x.shape[0] * x.shape[1] * _count(x.shape[2], block),)
+
+    def lists(self, blocks: int, tiles: int) -> tuple[Tensor, Tensor]:
+        """Room for a list of tiles for each block of each head, and the two counts of each."""
+        empty = self.view.at.new_empty
+        return empty((self.heads, blocks, tiles), dtype=torch.int16), empty((self.heads, blocks, 2), dtype=torch.int32)
+
+    def bounds(self, blocks: int) -> Tensor:
+        """(1 | B, blocks, 4): the keys that any and that all queries of a block see."""
+        from compactattn.fused import estimate as kernels
+
+        lo, hi = self.view.lo, self.view.hi
+        bounds = lo.new_empty((max(len(lo), len(hi)), blocks, 4), dtype=torch.int32)
+        kernels.bound_blocks[bounds.shape[0] * blocks,](
+            lo, hi, bounds, *self.steps[2:], *self.lengths[1:3], BLOCK_M=self.cut.forward.m, num_warps=4
+        )
+        return bounds
+
+    def list_tiles(self, bounds: Tensor, flags: Tensor, blocks: int, tiles: int, by_key: bool) -> tuple[Tensor, Tensor]:
+        """The lists of `fused.estimate.list_tiles`, and their counts."""
+        from compactattn.fused import estimate as kernels
+
+        span = self.cut.keys.n // self.cut.forward.n
+        own = _count(tiles, span) if by_key else blocks
+        lists, counts = self.lists(own, blocks if by_key else tiles)
+        kernels.list_tiles[self.heads * own,](
+            bounds, flags, lists, counts, bounds.stride(0) if len(bounds) > 1 else 0, self.lengths[0], blocks, tiles,
+            BY_KEY=by_key, FLAGGED=flags.numel() > 0, SPAN=span, BLOCK_N=self.cut.forward.n, CHUNK=128, num_warps=1,
+        )  # fmt: skip
+        return lists, counts
 
 
 def _options(blocks: Blocks) -> dict[str, Any]:
-    """Without fused multiply-add a score has the same bits in every kernel."""
+    """Multiplications and additions are fused where the source says so: a score has the same bits in every kernel."""
     return {
         "BLOCK_M": blocks.m, "BLOCK_N": blocks.n,
         "num_warps": blocks.warps, "num_stages": blocks.stages, "enable_fp_fusion": False,
     }  # fmt: skip
+
+
+def _count(size: int, block: int) -> int:
+    return -(-size // block)
 
 
 def _rows_contiguous(x: Tensor) -> Tensor:

@@ -1,7 +1,11 @@
-"""From scores to the threshold, as the rules in rows.py: the reach ρ = max s − θ of each row.
+"""From scores to the threshold, as the rules in rows.py: the reach ρ = max s − θ of each row, in one look at the keys.
 
-Functions called by the forward kernel of estimate.py. They look at all scores of a block of queries several times:
-where one tile holds them all (SINGLE) it stays in registers, else each look takes the product q·k again.
+Keys j and j' are of one class where j ≡ j' modulo N. A program keeps the two best scores of each class, elementwise,
+as the tiles pass. They hold nearly all of a support, which is small: their root is a lower bound of θ, 0.1 to 1 % of ρ
+away on random scores, and `forward` in estimate.py makes the last step of Newton on the sums that it takes anyway.
+
+The kernel also lists the tiles that may hold a weight: those with a score above a lower bound of θ. Whole tiles stand
+in the list from its end, masked ones from its beginning.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
@@ -10,77 +14,142 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compactattn.fused.profiles import INF, is_whole, powers
-from compactattn.fused.tiles import grounded, load_score, shift
+from compactattn.fused.profiles import ALL, INF, any_powers, is_whole, root, whole_powers
+from compactattn.fused.tiles import bend, dot, grounded, legal, load_rows, load_sight, plan, shift, span
 
 NORMALISING, ANCHORED, FIXED, NEAREST = (tl.constexpr(code) for code in range(4))
+# numbers kept of each row between the kernels; the last two of Nearest only
+PEAK, REACH, MASS, SLOPES, THETA, CUT = (tl.constexpr(place) for place in range(6))
+LENGTHS = ["H", "Q", "K", "rows", "tiles", "nearest", "at_b", "lo_b", "hi_b", "scale_h"]  # a new value compiles nothing
 EPS = tl.constexpr(2.0**-23)
 MOST_TURNS = tl.constexpr(64)  # of Newton
 LARGEST = tl.constexpr(1e37)  # a reach whose inverse is a normal number
 
 
-@triton.jit
-def find_threshold(
-    b_s, row, sight, scale, margin, nearest, SINGLE: tl.constexpr, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+@triton.jit(do_not_specialize=LENGTHS)
+def threshold(
+    p_q, p_k, p_kept, p_list, p_count, p_scale, p_slopes, p_at, p_lo, p_hi,
+    q_b, q_h, q_m, k_b, k_h, k_n, scale_h, at_b, lo_b, hi_b,
+    H, Q, K, rows, tiles, margin, nearest,
+    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr, TRACK: tl.constexpr,
+    TOLERANCE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """(M,) each: max s, the reach, θ as a score and the last key inside among those at θ."""
-    first, last = sight[2], sight[3]
-    if SINGLE:
-        peak = tl.max(b_s, 1)
-    else:
-        peak = tl.full((BLOCK_M,), -INF, tl.float32)
-        for start in range(first // BLOCK_N * BLOCK_N, last, BLOCK_N):
-            peak = tl.maximum(peak, tl.max(load_score(row, sight, start, ALIBI, D, BLOCK_N, BLOCK_D), 1))
-    theta = tl.zeros((BLOCK_M,), tl.float32)
-    cut = tl.zeros((BLOCK_M,), tl.int32)
+    """Writes max s and ρ of a block of queries of one head, and with TRACK the tiles that may hold a weight."""
+    blocks = tl.cdiv(Q, BLOCK_M)
+    begin = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M  # the longest causal rows first
+    head = tl.program_id(0) // blocks
+    b, h = tl.cast(head // H, tl.int64), tl.cast(head % H, tl.int64)
+    b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
+    bounds = span(b_lo, b_hi, K)
+    live = b_lo < b_hi
+    b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
+    scale = tl.load(p_scale + h * scale_h)
+    slope = tl.load(p_slopes + h).to(tl.float32) if ALIBI else 0.0
+    row = (b_q, p_k + b * k_b + h // GROUP * k_h, k_n, b_at, b_lo, b_hi, scale, slope)
+    block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
+    p_list += block * tiles
+    whole = plan(bounds, BLOCK_N)
+
+    TWO: tl.constexpr = RULE == NORMALISING or RULE == NEAREST
+    N: tl.constexpr = BLOCK_N if TWO else 1
+    best = tl.full((BLOCK_M, N), -INF, tl.float32)
+    second = tl.full((BLOCK_M, N), -INF, tl.float32)
+    bound = tl.where(live, -INF, INF)
+    best, second, bound, _ = look(
+        best, second, bound, row, bounds, whole, p_list, tiles, RULE, R, margin, ALIBI, TRACK, False, D, BLOCK_M, BLOCK_N, BLOCK_D
+    )  # fmt: skip
+    if TRACK and TWO:
+        peak = largest(best)
+        found = peak - normalising_reach(best, second, peak, live, TOLERANCE, R)
+        bound = tl.where(live & (peak > -INF), found, bound)
+    best, second, bound, hits = look(
+        best, second, bound, row, bounds, whole, p_list, tiles, RULE, R, margin, ALIBI, TRACK, True, D, BLOCK_M, BLOCK_N, BLOCK_D
+    )  # fmt: skip
+    peak = largest(best)
+    if TRACK:
+        tl.store(p_count + 2 * block, whole[2])
+        tl.store(p_count + 2 * block + 1, hits)
+
+    m_rows = begin + tl.arange(0, BLOCK_M) < Q
+    o_rows = tl.cast(head, tl.int64) * Q + begin + tl.arange(0, BLOCK_M)
+    far = tl.cast(rows, tl.int64)
     if RULE == ANCHORED:
-        reach = theta + margin
+        reach = tl.zeros((BLOCK_M,), tl.float32) + margin
     elif RULE == FIXED:
-        theta = theta + (scale - margin)
-        reach = tl.minimum(peak - theta, LARGEST)
+        reach = tl.minimum(peak - (scale - margin), LARGEST, propagate_nan=ALL)
     elif RULE == NEAREST:
-        theta, cut = kth_largest(b_s, row, sight, nearest, SINGLE, ALIBI, D, BLOCK_M, BLOCK_N, BLOCK_D)
-        reach = tl.where(peak == theta, 0.0, tl.minimum(peak - theta, LARGEST))
-    elif R == INF:
-        reach = theta + INF
+        theta, cut = kth_largest(best, second, peak, row, bounds, nearest, ALIBI, D, BLOCK_M, BLOCK_N, BLOCK_D)
+        reach = tl.where(peak == theta, 0.0, tl.minimum(peak - theta, LARGEST, propagate_nan=ALL))
+        tl.store(p_kept + THETA * far + o_rows, tl.where(live, theta, 0.0), mask=m_rows)
+        tl.store(p_kept + CUT * far + o_rows, cut.to(tl.float32, bitcast=True), mask=m_rows)
     else:
-        reach = normalising_reach(b_s, row, sight, peak, SINGLE, R, ALIBI, D, BLOCK_M, BLOCK_N, BLOCK_D)
-    return peak, reach, theta, cut
+        reach = normalising_reach(best, second, peak, live, TOLERANCE, R)
+    tl.store(p_kept + PEAK * far + o_rows, peak, mask=m_rows)
+    tl.store(p_kept + REACH * far + o_rows, tl.where(live, reach, 1.0), mask=m_rows)
 
 
 @triton.jit
-def normalising_reach(
-    b_s, row, sight, peak, SINGLE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+def look(
+    best, second, bound, row, bounds, whole, p_list, tiles, RULE: tl.constexpr, R: tl.constexpr, margin, ALIBI: tl.constexpr,
+    TRACK: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """(M,) ρ with Σ [(ρ + x)/r]₊^r = 1: Newton on the r-norm of (ρ + x)₊, from above, as rows._normalising.
+    """The two best of each class (of each row, where one is enough) after the masked or after the whole tiles."""
+    b_q, p_k, k_n, b_at, b_lo, b_hi, scale, slope = row
+    begin, head, masked, whole_first, whole_last = whole
+    hits = 0
+    for i in range(0, whole_last - whole_first if WHOLE else masked):
+        tile = whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)  # from the diagonal on
+        o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, WHOLE)
+        s = bend(dot(b_q, tl.trans(b_k)) * scale, o_n[None, :], b_at[:, None], slope, ALIBI)
+        if not WHOLE:
+            s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
+        if RULE == NORMALISING or RULE == NEAREST:
+            second = tl.maximum(second, tl.minimum(best, s, propagate_nan=ALL), propagate_nan=ALL)
+            best = tl.maximum(best, s, propagate_nan=ALL)
+        if TRACK or RULE == ANCHORED or RULE == FIXED:
+            top = tl.reduce(s, 1, larger)
+            if RULE == ANCHORED or RULE == FIXED:
+                best = tl.maximum(best, top[:, None], propagate_nan=ALL)
+            if TRACK and WHOLE:
+                tl.store(p_list + tiles - 1 - hits, tile.to(tl.int16))
+                hits += tl.max(((top <= bound) == 0).to(tl.int32), 0)
+            if TRACK:
+                bound = tl.maximum(bound, top - (margin if RULE == ANCHORED else R))
+                if not WHOLE:
+                    tl.store(p_list + i, tile.to(tl.int16))
+    return best, second, bound, hits
 
-    A row stops at the turn whose step is a few ulp, whatever its neighbours still do.
+
+@triton.jit
+def larger(a, b):
+    return tl.maximum(a, b, propagate_nan=ALL)
+
+
+@triton.jit
+def largest(best):
+    """(M,) of (M, N); NaN where there is any."""
+    return tl.reduce(best, 1, larger)
+
+
+@triton.jit
+def normalising_reach(best, second, peak, live, TOLERANCE: tl.constexpr, R: tl.constexpr):
+    """(M,) ρ with Σ [(ρ + x)/r]₊^r = 1 over the two best of each class: Newton on the r-norm of (ρ + x)₊, from above.
+
+    A row stops at the turn whose step is small, whatever its neighbours still do.
     """
-    b_lo, b_hi, first, last = sight
     ground = grounded(peak)
-    if SINGLE:
-        b_s = shift(b_s, ground)
-    reach = tl.full((BLOCK_M,), R, tl.float32)
-    moving = b_lo < b_hi
+    x, y = shift(best, ground[:, None]), shift(second, ground[:, None])
+    reach = tl.zeros_like(peak) + R
+    moving = live & (peak > -INF)
     turn = 0
     going = tl.max(moving.to(tl.int32), 0)
     while (going > 0) & (turn < MOST_TURNS):
-        if SINGLE:
-            mass, steep = newton_sums(b_s, reach, R)
-        else:
-            mass = tl.zeros((BLOCK_M,), tl.float32)
-            steep = tl.zeros((BLOCK_M,), tl.float32)
-            for start in range(first // BLOCK_N * BLOCK_N, last, BLOCK_N):
-                x = shift(load_score(row, sight, start, ALIBI, D, BLOCK_N, BLOCK_D), ground)
-                more, steeper = newton_sums(x, reach, R)
-                mass += more
-                steep += steeper
-        step = newton_step(tl.where(moving, mass, 1.0), tl.where(moving, steep, 1.0), reach, R)
-        shorter = tl.maximum(reach - step, reach * EPS)  # positive where the root is smaller than the rounding of ρ
-        still = moving & (tl.abs(step) > 4 * EPS * reach)
-        reach = tl.where(moving, shorter, reach)
+        mass, steep = newton_sums(x, reach, R)
+        more, steeper = newton_sums(y, reach, R)
+        step = newton_step(tl.where(moving, mass + more, 1.0), tl.where(moving, steep + steeper, 1.0), reach, R)
+        still = moving & (tl.abs(step) > TOLERANCE * reach)
+        reach = tl.where(moving, shorten(reach, step), reach)
         moving = still
         going = tl.max(moving.to(tl.int32), 0)
         turn += 1
@@ -88,12 +157,18 @@ def normalising_reach(
 
 
 @triton.jit
+def shorten(reach, step):
+    """ρ − step, kept positive where the root is smaller than the rounding of ρ."""
+    return tl.maximum(reach - step, reach * EPS, propagate_nan=ALL)
+
+
+@triton.jit
 def newton_sums(x, reach, R: tl.constexpr):
     """(M,) Σ K and Σ of its slope, in units of ρ, or of 1 for a whole r."""
     if is_whole(R):
-        k, steep = powers(x, reach[:, None], 1.0, R)
+        k, steep = whole_powers(x + reach[:, None], R)
     else:
-        k, steep = powers(x, reach[:, None], 1.0 / reach[:, None], R)
+        k, steep = any_powers(x, reach[:, None], R)
     return tl.sum(k, 1), tl.sum(steep, 1)
 
 
@@ -102,14 +177,10 @@ def newton_step(mass, steep, reach, R: tl.constexpr):
     """(M,) what to take off ρ."""
     if R == 1.0:
         return (mass - 1.0) / steep
-    elif R == 2.0:
-        return mass * (1.0 - 2.0 / tl.sqrt(mass)) / steep
+    elif is_whole(R):
+        return mass * (1.0 - R * root(mass, R)) / steep
     else:
-        root = R * tl.exp2(tl.log2(mass) * (-1.0 / R))
-        if is_whole(R):
-            return mass * (1.0 - root) / steep
-        else:
-            return mass * (reach - root) / steep
+        return mass * (reach - R * root(mass, R)) / steep
 
 
 # -- the k-th largest score ----------------------------------------------------------------------
@@ -129,58 +200,63 @@ def from_ordered(i):
 
 @triton.jit
 def kth_largest(
-    b_s, row, sight, nearest, SINGLE: tl.constexpr, ALIBI: tl.constexpr,
+    best, second, peak, row, bounds, nearest, ALIBI: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """(M,) the k-th largest score, and the last key inside among those equal to it: the earlier key wins a tie.
 
-    Bisection on the bits of the scores: exact after 32 counts. A row is done as soon as just k scores lie at or above.
+    Bisection on the bits of the scores, between the k-th of the class bests and the best score, so that few counts
+    over all keys are left. A row is done as soon as just k scores lie at or above.
     """
-    b_lo, b_hi, first, last = sight
+    b_lo, b_hi = row[4], row[5]
+    first, last = bounds[0] // BLOCK_N, tl.cdiv(bounds[1], BLOCK_N)
     wanted = tl.minimum(tl.maximum(b_hi - b_lo, 0), nearest)
-    if SINGLE:
-        b_s = to_ordered(b_s)
     low = tl.full((BLOCK_M,), -(2**31), tl.int32)  # at least `wanted` scores are ≥ low
-    done = b_lo >= b_hi
-    bit = 31
-    going = tl.max((b_lo < b_hi).to(tl.int32), 0)
-    while (going > 0) & (bit >= 0):
-        middle = low ^ (tl.full((BLOCK_M,), 1, tl.int32) << bit)  # the first turn clears the sign, the others set a bit
-        if SINGLE:
-            count = tl.sum((b_s >= middle[:, None]).to(tl.int32), 1)
-        else:
-            count = tl.zeros((BLOCK_M,), tl.int32)
-            for start in range(first // BLOCK_N * BLOCK_N, last, BLOCK_N):
-                i = to_ordered(load_score(row, sight, start, ALIBI, D, BLOCK_N, BLOCK_D))
-                count += tl.sum((i >= middle[:, None]).to(tl.int32), 1)
+    x, y = to_ordered(best), to_ordered(second)
+    for bit in range(32):
+        middle = low ^ (tl.full((BLOCK_M,), 1, tl.int32) << (31 - bit))  # the first turn clears the sign, the others set a bit
+        count = tl.sum((x >= middle[:, None]).to(tl.int32), 1) + tl.sum((y >= middle[:, None]).to(tl.int32), 1)
+        low = tl.where(count >= wanted, middle, low)
+    high = to_ordered(peak) + 1  # fewer than `wanted` scores are ≥ high
+    done = (b_lo >= b_hi) | (high - 1 <= low)
+    going = tl.max((done == 0).to(tl.int32), 0)
+    turn = 0
+    while (going > 0) & (turn < 32):
+        middle = (low & high) + ((low ^ high) >> 1)
+        middle = tl.maximum(middle, low + 1)
+        count = tl.zeros((BLOCK_M,), tl.int32)
+        for tile in range(first, last):
+            i = to_ordered(load_scores(row, bounds, tile, ALIBI, D, BLOCK_N, BLOCK_D))
+            count += tl.sum((i >= middle[:, None]).to(tl.int32), 1)
         low = tl.where((count >= wanted) & (done == 0), middle, low)
-        done = done | (count == wanted)
+        high = tl.where((count < wanted) & (done == 0), middle, high)
+        done = done | (count == wanted) | (high - 1 <= low)
         going = tl.max((done == 0).to(tl.int32), 0)
-        bit -= 1
-    if SINGLE:
-        kth = least_above(b_s, low)
-        left = wanted - tl.sum((b_s > low[:, None]).to(tl.int32), 1)
-        cut = last_inside(b_s, kth, tl.where(done, BLOCK_N, left), 0, BLOCK_N)
-    else:
-        kth = tl.full((BLOCK_M,), 2**31 - 1, tl.int32)
-        left = wanted
-        for start in range(first // BLOCK_N * BLOCK_N, last, BLOCK_N):
-            i = to_ordered(load_score(row, sight, start, ALIBI, D, BLOCK_N, BLOCK_D))
-            kth = tl.minimum(kth, least_above(i, low))
-            left -= tl.sum((i > low[:, None]).to(tl.int32), 1)
-        left = tl.where(done, last, left)
-        cut = tl.full((BLOCK_M,), -1, tl.int32)
-        for start in range(first // BLOCK_N * BLOCK_N, last, BLOCK_N):
-            i = to_ordered(load_score(row, sight, start, ALIBI, D, BLOCK_N, BLOCK_D))
-            cut = tl.maximum(cut, last_inside(i, kth, left, start, BLOCK_N))
-            left -= tl.sum((i == kth[:, None]).to(tl.int32), 1)
+        turn += 1
+    kth = tl.full((BLOCK_M,), 2**31 - 1, tl.int32)
+    for tile in range(first, last):
+        i = to_ordered(load_scores(row, bounds, tile, ALIBI, D, BLOCK_N, BLOCK_D))
+        kth = tl.minimum(kth, tl.min(tl.where(i >= low[:, None], i, 2**31 - 1), 1))
+    left = wanted
+    for tile in range(first, last):
+        i = to_ordered(load_scores(row, bounds, tile, ALIBI, D, BLOCK_N, BLOCK_D))
+        left -= tl.sum((i > kth[:, None]).to(tl.int32), 1)
+    cut = tl.full((BLOCK_M,), -1, tl.int32)
+    for tile in range(first, last):
+        i = to_ordered(load_scores(row, bounds, tile, ALIBI, D, BLOCK_N, BLOCK_D))
+        cut = tl.maximum(cut, last_inside(i, kth, left, tile * BLOCK_N, BLOCK_N))
+        left -= tl.sum((i == kth[:, None]).to(tl.int32), 1)
     return from_ordered(kth), cut
 
 
 @triton.jit
-def least_above(i, low):
-    """(M,) the least number ≥ low."""
-    return tl.min(tl.where(i >= low[:, None], i, 2**31 - 1), 1)
+def load_scores(row, bounds, tile, ALIBI: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+    """(M, N) scores of a tile, −inf where a key is not seen."""
+    b_q, p_k, k_n, b_at, b_lo, b_hi, scale, slope = row
+    o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, False)
+    s = bend(dot(b_q, tl.trans(b_k)) * scale, o_n[None, :], b_at[:, None], slope, ALIBI)
+    return tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
 
 
 @triton.jit

@@ -1,6 +1,7 @@
-"""What every kernel starts from: which rows a program has, which keys they see, and a tile of their scores.
+"""What every kernel starts from: which rows a program has, which keys they see, and tiles of their scores.
 
-Names: b_ a block of numbers, p_ a pointer, o_ offsets, m_ a mask. M queries, N keys of a tile; D head dim.
+The scores are cut into tiles of M queries × N keys. A tile is *whole* where every query sees every key: no mask is
+taken there. Names: b_ a block of numbers, p_ a pointer, o_ offsets, m_ a mask. D head dim, T tiles.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
@@ -11,21 +12,25 @@ import triton.language as tl
 
 from compactattn.fused.profiles import INF
 
-
 @triton.jit
-def load_rows(p, start, m_rows, stride, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
-    """(BLOCK, BLOCK_D) rows start … of a matrix, with zeros where the mask is off and beyond D."""
+def load_rows(p, start, m_rows, stride, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr):
+    """(BLOCK, BLOCK_D) rows start … of a matrix, with zeros beyond D and, unless WHOLE, where the mask is off."""
     o_rows, o_d = tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
-    p = p + tl.cast(start, tl.int64) * stride
-    return tl.load(p + o_rows[:, None] * stride + o_d[None, :], mask=m_rows[:, None] & (o_d < D)[None, :], other=0.0)
+    p = p + tl.cast(start, tl.int64) * stride + o_rows[:, None] * stride + o_d[None, :]
+    if WHOLE:
+        if D == BLOCK_D:
+            return tl.load(p)
+        else:
+            return tl.load(p, mask=(o_d < D)[None, :], other=0.0)
+    else:
+        return tl.load(p, mask=m_rows[:, None] & (o_d < D)[None, :], other=0.0)
 
 
 @triton.jit
 def store_rows(p, start, m_rows, stride, b, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr):
     """Writes (BLOCK, BLOCK_D) rows start … of a matrix, in the dtype of that."""
     o_rows, o_d = tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
-    p = p + tl.cast(start, tl.int64) * stride
-    p = p + o_rows[:, None] * stride + o_d[None, :]
+    p = p + tl.cast(start, tl.int64) * stride + o_rows[:, None] * stride + o_d[None, :]
     tl.store(p, b.to(p.dtype.element_ty), mask=m_rows[:, None] & (o_d < D)[None, :])
 
 
@@ -41,39 +46,55 @@ def load_sight(p_at, p_lo, p_hi, start, Q, BLOCK: tl.constexpr):
 
 @triton.jit
 def span(b_lo, b_hi, K):
-    """The first and last + 1 key that any of these rows sees; an empty span if there is none."""
+    """The keys first … last − 1 that any of these rows sees, and those that all of them see; rows that see none aside."""
     live = b_lo < b_hi
-    return tl.min(tl.where(live, b_lo, K), 0), tl.max(tl.where(live, b_hi, 0), 0)
+    first, last = tl.min(tl.where(live, b_lo, K), 0), tl.max(tl.where(live, b_hi, 0), 0)
+    return first, last, tl.max(tl.where(live, b_lo, 0), 0), tl.min(tl.where(live, b_hi, K), 0)
 
 
 @triton.jit
-def score(b_q, b_k, o_n, b_at, b_lo, b_hi, scale, slope, ALIBI: tl.constexpr):
-    """(M, N) s = scale · q·k − slope · |distance|, with −inf at illegal keys.
+def plan(bounds, BLOCK_N: tl.constexpr):
+    """Tiles of a block of queries: begin, head, count of masked ones, and the first and last + 1 of the whole ones.
 
-    Every kernel takes the product in this orientation and none fuses its multiplications and additions, so that a
-    score has the same bits wherever it is computed: the best and the k-th key are found again by equality.
+    Masked tile i is begin + i for i < head, and else whole_last + i − head.
     """
-    s = tl.dot(b_q, tl.trans(b_k), input_precision="ieee") * scale
-    if ALIBI:
-        s = s - slope * tl.abs(b_at[:, None] - o_n[None, :]).to(tl.float32)
-    legal = (o_n[None, :] >= b_lo[:, None]) & (o_n[None, :] < b_hi[:, None])
-    return tl.where(legal, s, -INF)
+    first, last, full_first, full_last = bounds
+    begin, end = first // BLOCK_N, tl.cdiv(last, BLOCK_N)
+    whole_first = tl.minimum(tl.maximum(tl.cdiv(full_first, BLOCK_N), begin), tl.maximum(end, begin))
+    whole_last = tl.minimum(tl.maximum(full_last // BLOCK_N, whole_first), tl.maximum(end, begin))
+    head = whole_first - begin
+    masked = tl.maximum(head + end - whole_last, 0)
+    return begin, head, masked, whole_first, whole_last
 
 
 @triton.jit
-def load_score(row, sight, start, ALIBI: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
-    """(M, N) scores of the rows against the keys start …; keys that no row sees are not read."""
-    b_q, p_k, stride, b_at, scale, slope = row
-    b_lo, b_hi, first, last = sight
-    o_n = start + tl.arange(0, BLOCK_N)
-    b_k = load_rows(p_k, start, (o_n >= first) & (o_n < last), stride, D, BLOCK_N, BLOCK_D)
-    return score(b_q, b_k, o_n, b_at, b_lo, b_hi, scale, slope, ALIBI)
+def dot(a, b):
+    return tl.dot(a, b, input_precision="ieee")
+
+
+@triton.jit
+def add_dot(acc, a, b):
+    return tl.dot(a, b, acc, input_precision="ieee")
+
+
+@triton.jit
+def bend(s, o_n, at, slope, ALIBI: tl.constexpr):
+    """Scores with −slope · |distance| added. Here and below keys lie along one axis of a tile, rows along the other."""
+    if ALIBI:
+        s = s - slope * tl.abs(at - o_n).to(tl.float32)
+    return s
+
+
+@triton.jit
+def legal(o_n, lo, hi):
+    """Whether a query sees a key."""
+    return (o_n >= lo) & (o_n < hi)
 
 
 @triton.jit
 def shift(s, peak):
     """x = s − max s; 0 at the best key also if that is infinite."""
-    return tl.where(s == peak[:, None], 0.0, s - peak[:, None])
+    return tl.where(s == peak, 0.0, s - peak)
 
 
 @triton.jit

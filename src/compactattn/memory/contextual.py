@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from compactattn.attention import attend
 from compactattn.kernels import Kernel
 from compactattn.masks import ALiBi, Mask
-from compactattn.memory.features import leaky_scan, peek_values, unit
+from compactattn.memory.features import context_keys, peek_values
 from compactattn.memory.inspection import Look, look
 from compactattn.memory.released import Path, scoring
 from compactattn.memory.scalars import Scalars
@@ -25,16 +25,6 @@ class Context(NamedTuple):
     keys: Tensor  # (B, H, n, D)
     values: Tensor  # (B, H, n − 1, D): the last value waits for the next position
     waiting: Tensor  # (B, H, 1, D) the last value before it is mixed
-
-
-class Regression(NamedTuple):
-    """The arguments of one call of `attend`."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    scale: Tensor
-    mask: Mask
 
 
 class ContextualMemory(nn.Module):
@@ -55,38 +45,44 @@ class ContextualMemory(nn.Module):
         self.mix = nn.Parameter(torch.rand(heads))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.advance(x, None)[0]
+        features, _ = self.features(x, None, keep=False)
+        return self.answer(self.regress(*features))
 
-    def advance(self, x: Tensor, past: Context | None) -> tuple[Tensor, Context]:
+    def advance(self, x: Tensor, past: Context | None) -> tuple[Tensor, Context | None]:
         """The memory's answer at new positions (B, T, C) that follow the past, and the past with them."""
-        regression, context = self.recall(x, past)
-        q, k, v, scale, mask = regression
-        y = attend(q, k, v, self.scoring.kernel, scale=scale, mask=mask)
-        return self.to_output(y.transpose(1, 2).flatten(2)), context
+        features, context = self.features(x, past)
+        return self.answer(self.regress(*features)), context
 
-    def recall(self, x: Tensor, past: Context | None) -> tuple[Regression, Context]:
-        """What `attend` is asked at new positions."""
-        q, k, v, context = self.features(x, past)
-        beta_squared = self.beta_squared()
-        mask = self.scoring.mask(beta_squared)
-        return Regression(q, k, v, self.scoring.scale(beta_squared), mask & ALiBi() if self.alibi else mask), context
-
-    def features(self, x: Tensor, past: Context | None) -> tuple[Tensor, Tensor, Tensor, Context]:
-        """Queries at new positions, and the keys and values of all (paper Eq. 5)."""
+    def features(self, x: Tensor, past: Context | None, keep: bool = True) -> tuple[tuple[Tensor, ...], Context | None]:
+        """What `regress` takes: queries at new positions, the keys and values of all (paper Eq. 5), and β²."""
         projected, raw = self._split(self.to_keys(x)), self._split(self.to_values(x))
-        average = leaky_scan(projected, self.leak().abs(), None if past is None else past.average)
-        q = unit(average)
+        q, average = context_keys(projected, self.leak().abs(), None if past is None else past.average)
         k = q if past is None else torch.cat((past.keys, q), 2)
         source = raw if past is None else torch.cat((past.waiting, raw), 2)
         # the last value peeks at nothing: no query reaches it before the next position has come
-        new = peek_values(source, self.mix) * self.log_value_scale().exp()[:, None, None]
+        new = peek_values(source, self.mix, self.log_value_scale().exp())
         v = new if past is None else torch.cat((past.values, new), 2)
-        return q, k, v, Context(average[:, :, -1], k, v[:, :, :-1], raw[:, :, -1:])
+        context = Context(average, k, v[:, :, :-1], raw[:, :, -1:]) if keep else None
+        return (q, k, v, self.beta_squared()), context
+
+    def regress(self, q: Tensor, k: Tensor, v: Tensor, beta_squared: Tensor) -> Tensor:
+        """(B, H, T, D): the estimate of the value at each query."""
+        scale, mask = self._rule(beta_squared)
+        return attend(q, k, v, self.scoring.kernel, scale=scale, mask=mask)
+
+    def answer(self, y: Tensor) -> Tensor:
+        """(B, T, C) of an estimate (B, H, T, D)."""
+        return self.to_output(y.transpose(1, 2).flatten(2))
 
     def inspect(self, x: Tensor) -> Look:
         """What each query attends to."""
-        (q, k, _, scale, mask), _ = self.recall(x, None)
-        return look(q, k, self.scoring.kernel, scale, mask)
+        (q, k, _, beta_squared), _ = self.features(x, None, keep=False)
+        return look(q, k, self.scoring.kernel, *self._rule(beta_squared))
+
+    def _rule(self, beta_squared: Tensor) -> tuple[Tensor, Mask]:
+        """The scale of the scores and what a query may see."""
+        mask = self.scoring.mask(beta_squared)
+        return self.scoring.scale(beta_squared), mask & ALiBi() if self.alibi else mask
 
     def beta_squared(self) -> Tensor:
         """(H,) 1/h²: how sharply each head tells keys apart."""

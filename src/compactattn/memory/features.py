@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
+from compactattn.memory.operators import fused_keys, fused_values, usable
+
 CHUNK = {"cpu": 64, "cuda": 256}  # times that one matrix product covers
 
 
@@ -52,17 +54,27 @@ def unit(x: Tensor) -> Tensor:
     return normalize(x, dim=-1)
 
 
-def context_keys(x: Tensor, leak: Tensor) -> Tensor:
-    """Unit-norm keys k_t from projected inputs (paper Eq. 5, first line)."""
-    return unit(leaky_scan(x, leak))
+def context_keys(x: Tensor, leak: Tensor, state: Tensor | None = None, by_time: bool = False) -> tuple[Tensor, Tensor]:
+    """Unit-norm keys k_t from projected inputs (paper Eq. 5, first line), and the average (B, H, D) that they end with.
+
+    `state` is the average that the sequence before x ended with. `by_time` asks for keys that lie as (B, T, H, D) in memory.
+    """
+    if usable(x):
+        keys, _, last = fused_keys(x, leak, state, by_time)
+        return keys, last
+    average = leaky_scan(x, leak, state)
+    return unit(average), average[:, :, -1]
 
 
-def peek_values(x: Tensor, mix: Tensor) -> Tensor:
-    """Unit-norm values v_t = unit(mix · x_t + (1 − mix) · x_{t+1}) (paper Eq. 5, second line).
+def peek_values(x: Tensor, mix: Tensor, gain: Tensor | None = None) -> Tensor:
+    """v_t = gain · unit(mix · x_t + (1 − mix) · x_{t+1}) (paper Eq. 5, second line); the gain is 1 unless given.
 
     The last position sees zero for x_{t+1}; no query that is strictly causal can reach it.
     Departs from the paper's λ_ψ: a convex mix spans the same directions as λ_ψ ≥ 0.
     """
+    gain = torch.ones_like(mix) if gain is None else gain
+    if usable(x):
+        return fused_values(x, mix, gain)
     ahead = pad(x[..., 1:, :], (0, 0, 0, 1))
     mix = mix[:, None, None]
-    return unit(mix * x + (1 - mix) * ahead)
+    return unit(mix * x + (1 - mix) * ahead) * gain[:, None, None]

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from compactattn.memory.contextual import LARGEST_LOG_BETA
-from compactattn.memory.features import leaky_scan, unit
+from compactattn.memory.features import context_keys
 from compactattn.memory.scalars import Scalars
+
+BACKENDS = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 class PersistentMemory(nn.Module):
@@ -34,11 +40,19 @@ class PersistentMemory(nn.Module):
         """The memory's answer at new positions (B, T, C), and the leaky average (B, H, D) that they end with."""
         batch, time, _ = x.shape
         projected = self.to_keys(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        average = leaky_scan(projected, self.leak().abs(), past)
+        q, average = context_keys(projected, self.leak().abs(), past, by_time=True)
         beta_squared = (2 * self.log_beta().clamp_max(LARGEST_LOG_BETA)).exp()
-        q = unit(average) * beta_squared[:, None, None]
-        folded = q.transpose(0, 1).flatten(1, 2)  # (H, B·T, D)
+        folded = q.transpose(1, 2).flatten(0, 1).transpose(0, 1)  # (H, B·T, D)
+        # there are fewer slots than queries, so what scales scores and values scales the slots
+        keys = self.keys * beta_squared[:, None, None]
         values = self.values * self.log_value_scale().exp()[:, None, None]
-        y = scaled_dot_product_attention(folded[None], self.keys[None], values[None], scale=1.0)[0]
-        y = y.unflatten(1, (batch, time)).permute(1, 2, 0, 3).flatten(2)
-        return self.to_output(y), average[:, :, -1]
+        with prefer_cudnn(x):
+            y = scaled_dot_product_attention(folded[None], keys[None], values[None], scale=1.0)[0]
+        return self.to_output(y.transpose(0, 1).unflatten(0, (batch, time)).flatten(2)), average
+
+
+def prefer_cudnn(x: Tensor) -> AbstractContextManager[Any]:
+    """In training on a GPU cuDNN comes first, where it can: it prepares for each shape, and then is the fastest."""
+    if not (x.is_cuda and torch.is_grad_enabled()):
+        return nullcontext()
+    return sdpa_kernel(BACKENDS, set_priority=True)

@@ -32,15 +32,30 @@ class SelfAttention(nn.Module):
         self.to_output = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.advance(x, None)[0]
+        features, _ = self.features(x, None, keep=False)
+        return self.answer(self.regress(*features))
 
-    def advance(self, x: Tensor, past: KeysAndValues | None) -> tuple[Tensor, KeysAndValues]:
+    def advance(self, x: Tensor, past: KeysAndValues | None) -> tuple[Tensor, KeysAndValues | None]:
         """The answer at new positions (B, T, C) that follow the past, and the past with them."""
+        features, past = self.features(x, past)
+        return self.answer(self.regress(*features)), past
+
+    def features(
+        self, x: Tensor, past: KeysAndValues | None, keep: bool = True
+    ) -> tuple[tuple[Tensor, ...], KeysAndValues | None]:
+        """What `regress` takes: queries at new positions, and the keys and values of all."""
         q, k, v = self._split(x)
         if past is not None:
             k, v = torch.cat((past.keys, k), 2), torch.cat((past.values, v), 2)
-        y = attend(q, k, v, self.kernel, mask=self.mask)
-        return self.to_output(y.transpose(1, 2).flatten(2)), KeysAndValues(k, v)
+        return (q, k, v), KeysAndValues(k, v) if keep else None
+
+    def regress(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """(B, H, T, D): the estimate of the value at each query."""
+        return attend(q, k, v, self.kernel, mask=self.mask)
+
+    def answer(self, y: Tensor) -> Tensor:
+        """(B, T, C) of an estimate (B, H, T, D)."""
+        return self.to_output(y.transpose(1, 2).flatten(2))
 
     def inspect(self, x: Tensor) -> Look:
         """What each query attends to."""

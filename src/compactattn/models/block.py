@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
@@ -43,16 +44,31 @@ class Block(nn.Module):
         self.mixer, self.store = mixer, store
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.mixer(self.mixer_norm(x))
-        return x + self.store(self.store_norm(x))
+        features, _ = self.prepare(x, None, keep=False)
+        return self.finish(x, self.mixer.regress(*features), None, keep=False)[0]
 
     def advance(self, x: Tensor, past: tuple[Any, Any] | None) -> tuple[Tensor, tuple[Any, Any]]:
         """The block at new positions that follow the past, and the past with them."""
         mixed, stored = past or (None, None)
-        y, mixed = self.mixer.advance(self.mixer_norm(x), mixed)
-        x = x + y
-        y, stored = self.store.advance(self.store_norm(x), stored)
-        return x + y, (mixed, stored)
+        features, mixed = self.prepare(x, mixed, keep=True)
+        x, stored = self.finish(x, self.mixer.regress(*features), stored, keep=True)
+        return x, (mixed, stored)
+
+    def prepare(self, x: Tensor, past: Any, keep: bool) -> tuple[tuple[Tensor, ...], Any]:
+        """What attention takes, and what the mixer keeps, if it should: what training keeps for nothing costs memory."""
+        return self.mixer.features(self.mixer_norm(x), past, keep)
+
+    def finish(self, x: Tensor, y: Tensor, past: Any, keep: bool) -> tuple[Tensor, Any]:
+        """The block from attention's estimate y on, and what the store keeps."""
+        x = x + self.mixer.answer(y)
+        y, past = self.store.advance(self.store_norm(x), past)
+        return x + y, past if keep else None
+
+    def compile_parts(self) -> None:
+        """Compiles what surrounds attention. The keys of self-attention are a view, which is better left as it is."""
+        if isinstance(self.mixer, ContextualMemory):
+            self.prepare = torch.compile(self.prepare, dynamic=False)  # type: ignore[method-assign]
+        self.finish = torch.compile(self.finish, dynamic=False)  # type: ignore[method-assign]
 
     def inspect(self, x: Tensor) -> Look:
         """What the mixer attends to."""

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from compactattn.memory.contextual import ContextualMemory
 from compactattn.memory.inspection import Look
-from compactattn.memory.persistent import PersistentMemory
 from compactattn.models.block import make_mosaic_block, make_transformer_block
 from compactattn.models.config import ModelConfig
 from compactattn.models.head import head_loss
@@ -68,11 +66,8 @@ class LanguageModel(nn.Module):
 
     def compile_parts(self) -> None:
         """Compiles what surrounds attention: one graph for all blocks and every kernel, in seconds."""
-        for module in self.modules():
-            if isinstance(module, ContextualMemory):
-                module.features = torch.compile(module.features, dynamic=False)  # type: ignore[method-assign]
-            elif isinstance(module, PersistentMemory):
-                module.advance = torch.compile(module.advance, dynamic=False)  # type: ignore[method-assign]
+        for block in self.blocks:
+            block.compile_parts()  # type: ignore[operator]
 
     def prefill(self, tokens: Tensor) -> tuple[Tensor, Cache]:
         """Logits (B, V) after the last of tokens (B, T), and a cache to go on from."""

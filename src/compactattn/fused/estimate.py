@@ -7,9 +7,11 @@ that every run gives the same bits. It visits only the tiles in its list, where 
 
 and what θ receives, −Σ ds, goes to the best key(s), the k-th key or the scale, as the rule has it. The centre c is do·o,
 or do·õ where θ moves so that Σ w = 1: the forward kernel leaves õ, the mean of the values under the weights y^(r−1).
+The vector that c comes from is kept in two numbers of the dtype, itself and what its rounding left: an error of c is common
+to a whole row and does not average out.
 
 Values of r and the rule are compile-time numbers; lengths are not, so that a new length compiles nothing.
-Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v. A row lies along the axis that its tile gives it.
+Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
@@ -21,10 +23,10 @@ import triton.language as tl
 from compactattn.fused.profiles import ALL, INF, LOG2E, any_powers, is_whole, root, whole_powers
 from compactattn.fused.threshold import (
     ANCHORED, CUT, FIXED, LENGTHS, MASS, MOST_TURNS, NEAREST, NORMALISING, PEAK, REACH, SLOPES, THETA,
-    larger, newton_step, shorten,
+    WORD, either, larger, newton_step, shorten,
 )  # fmt: skip
 from compactattn.fused.tiles import (
-    add_dot, bend, dot, grounded, legal, load_rows, load_sight, plan, shift, span, store_rows,
+    add_dot, bend, count_tiles, dot, find_tile, grounded, legal, load_rows, load_sight, plan, shift, span, store_rows,
 )  # fmt: skip
 
 
@@ -102,18 +104,13 @@ def make_row(kept, at, scale, slope, margin, NORMALISED: tl.constexpr, RULE: tl.
 
 
 @triton.jit
-def turn_row(row, KEYS: tl.constexpr):
-    """The row as (M, 1), or as (1, M) where keys lie along the first axis."""
+def turn_row(row):
+    """The row as (M, 1)."""
     at, scale, slope, peak, reach, theta, cut, unit, inverse, rise, base = row
     return (
-        lay(at, KEYS), scale, slope, lay(peak, KEYS), lay(reach, KEYS), lay(theta, KEYS), lay(cut, KEYS), lay(unit, KEYS),
-        lay(inverse, KEYS), lay(rise, KEYS), lay(base, KEYS),
+        at[:, None], scale, slope, peak[:, None], reach[:, None], theta[:, None], cut[:, None], unit[:, None],
+        inverse[:, None], rise[:, None], base[:, None],
     )  # fmt: skip
-
-
-@triton.jit
-def lay(x, KEYS: tl.constexpr):
-    return x[None, :] if KEYS else x[:, None]
 
 
 @triton.jit
@@ -212,7 +209,7 @@ def forward(
     turn, going = 0, tl.max(live.to(tl.int32), 0)
     while (going > 0) & (turn < MOST_TURNS):
         row, _ = make_row((peak, reach, none + 1.0, none, kept[4], kept[5]), b_at, scale, slope, margin, False, RULE, R, PEAKED)
-        flat = turn_row(row, False)
+        flat = turn_row(row)
         zero = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
         leaning = tl.zeros((BLOCK_M, BLOCK_DV if TILT else 1), tl.float32)
         sums = (zero, leaning, none, none, none, none.to(tl.int32), none - INF)
@@ -259,9 +256,14 @@ def forward(
     tl.store(p_kept + REACH * far + o_rows, reach, mask=m_rows)
     tl.store(p_kept + MASS * far + o_rows, mass, mask=m_rows)
     tl.store(p_kept + SLOPES * far + o_rows, slopes / tl.maximum(best, 1.0), mask=m_rows)
-    if GRAD and TILT:
-        mean = tl.where(live[:, None], tilt / tl.where(slopes == 0.0, 1.0, slopes)[:, None], 0.0)
-        store_rows(p_tilt + b * o_b + h * o_h, begin, m_rows, o_m, mean, DV, BLOCK_M, BLOCK_DV)
+    if GRAD and R != 0.0:
+        p_tilt += b * o_b + h * o_h
+        other = p_tilt + far * DV
+        if TILT:
+            mean = tl.where(live[:, None], tilt / tl.where(slopes == 0.0, 1.0, slopes)[:, None], 0.0)
+            store_rows(p_tilt, begin, m_rows, o_m, mean, DV, BLOCK_M, BLOCK_DV)
+        centred = mean if SOLVES else out
+        store_rows(other if TILT else p_tilt, begin, m_rows, o_m, centred - centred.to(b_q.dtype).to(tl.float32), DV, BLOCK_M, BLOCK_DV)
     if READOUT:
         tl.store(p_support + o_rows, support, mask=m_rows)
 
@@ -279,48 +281,51 @@ def gather(
     """
     acc, tilt, mass, slopes, best, support, peak = sums
     b_at, b_lo, b_hi, bounds, whole, counts = sight
-    p_list, p_flags, tiles = lists
-    begin, head, masked, whole_first, whole_last = whole
-    end = counts[1] if WHOLE and LISTED else counts[0] if LISTED else whole_last - whole_first if WHOLE else masked
-    for i in range(0, end):
-        if LISTED:
-            tile = tl.load(p_list + (tiles - 1 - i if WHOLE else i)).to(tl.int32)
-        else:
-            tile = whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)
-        o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        m_n = (o_n >= bounds[0]) & (o_n < bounds[1])
-        b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
-        b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
-        raw = dot(b_q, tl.trans(b_k))
-        if SOFT:
-            s = bend(raw * row[1], o_n[None, :], row[0], row[2], ALIBI)
-            if not WHOLE:
-                s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
-            top = tl.maximum(peak, tl.reduce(s, 1, larger), propagate_nan=ALL)
-            ground = grounded(top)
-            fade = tl.exp2((peak - ground) * LOG2E)
-            k = tl.exp2((s - ground[:, None]) * LOG2E)
-            mass = mass * fade
-            acc = acc * fade[:, None]
-            peak = top
-        else:
-            s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, ALIBI, EXACT)
-            if not WHOLE:
-                seen = legal(o_n[None, :], b_lo[:, None], b_hi[:, None])
-                k, steep = tl.where(seen, k, 0.0), tl.where(seen, steep, 0.0)
-            if RULE == ANCHORED and GRAD and TILT:
-                equal = s == row[3]
-                best += tl.sum((equal if WHOLE else equal & seen).to(tl.float32), 1)
-        more = tl.sum(k, 1)
-        mass += more
-        acc = add_dot(acc, k.to(b_v.dtype), b_v)
-        if TILT:
-            slopes += tl.sum(steep, 1)
-            tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)
-        if READOUT:
-            support += tl.sum((k > 0.0).to(tl.int32), 1)
+    p_list, p_flags, size = lists
+    end = count_tiles(whole, counts, LISTED, WHOLE)
+    for group in range(0, end, WORD):
+        bits = tl.zeros((BLOCK_M,), tl.int32)  # which tiles of the group hold a weight of each row
+        for i in range(group, tl.minimum(group + WORD, end)):
+            tile = find_tile(i, whole, p_list, size, LISTED, WHOLE)
+            o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+            m_n = (o_n >= bounds[0]) & (o_n < bounds[1])
+            b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
+            b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
+            raw = dot(b_q, tl.trans(b_k))
+            if SOFT:
+                s = bend(raw * row[1], o_n[None, :], row[0], row[2], ALIBI)
+                if not WHOLE:
+                    s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
+                top = tl.maximum(peak, tl.reduce(s, 1, larger), propagate_nan=ALL)
+                ground = grounded(top)
+                fade = tl.exp2((peak - ground) * LOG2E)
+                k = tl.exp2((s - ground[:, None]) * LOG2E)
+                mass = mass * fade
+                acc = acc * fade[:, None]
+                peak = top
+            else:
+                s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, ALIBI, EXACT)
+                if not WHOLE:
+                    seen = legal(o_n[None, :], b_lo[:, None], b_hi[:, None])
+                    k, steep = tl.where(seen, k, 0.0), tl.where(seen, steep, 0.0)
+                if RULE == ANCHORED and GRAD and TILT:
+                    equal = s == row[3]
+                    best += tl.sum((equal if WHOLE else equal & seen).to(tl.float32), 1)
+            more = tl.sum(k, 1)
+            mass += more
+            acc = add_dot(acc, k.to(b_v.dtype), b_v)
+            if TILT:
+                slopes += tl.sum(steep, 1)
+                tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)
+            if READOUT:
+                support += tl.sum((k > 0.0).to(tl.int32), 1)
+            if TRACK:
+                bits = bits | (((more == 0.0) == 0).to(tl.int32) << (i - group))
         if TRACK:
-            tl.store(p_flags + tile, tl.max(((more == 0.0) == 0).to(tl.int32), 0).to(tl.int8))
+            o = group + tl.arange(0, WORD)
+            tiles = find_tile(tl.minimum(o, end - 1), whole, p_list, size, LISTED, WHOLE)
+            flag = (tl.reduce(bits, 0, either) >> tl.arange(0, WORD)) & 1
+            tl.store(p_flags + tiles, flag.to(tl.int8), mask=o < end)
     return acc, tilt, mass, slopes, best, support, peak
 
 
@@ -383,15 +388,19 @@ def backward_queries(
     row, gain = make_row(kept, b_at, scale, slope, margin, True, RULE, R, PEAKED)
 
     TILTED: tl.constexpr = R != INF and RULE != FIXED
-    b_o = load_rows(p_o + b * o_b + h * o_h, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False)
-    centre = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1)
-    share = tl.zeros_like(centre)
+    o_o = b * o_b + h * o_h
+    p_rest = p_tilt + o_o + (far * DV if TILTED else 0)
+    rest = tl.sum(b_do.to(tl.float32) * load_rows(p_rest, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False).to(tl.float32), 1)
     if TILTED:
-        b_tilt = load_rows(p_tilt + b * o_b + h * o_h, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False)
+        b_tilt = load_rows(p_tilt + o_o, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False)
         lean = tl.sum(b_do.to(tl.float32) * b_tilt.to(tl.float32), 1)
-        if RULE == NORMALISING:
-            centre = lean
-        else:
+    share = tl.zeros_like(rest)
+    if TILTED and RULE == NORMALISING:
+        centre = lean + rest
+    else:
+        b_o = load_rows(p_o + o_o, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False)
+        centre = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1) + rest
+        if TILTED:
             known = kept[1] > 0.0
             share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * (lean - centre), 0.0)
     tl.store(p_pulled + o_rows, centre, mask=m_rows)
@@ -403,7 +412,7 @@ def backward_queries(
     pulls = (gain[:, None], (-gain * centre)[:, None], share[:, None])
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     dtheta = tl.zeros((BLOCK_M,), tl.float32)
-    flat = turn_row(row, False)
+    flat = turn_row(row)
     acc, dtheta = pull_keys(
         acc, dtheta, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
         RULE, R, ALIBI, EXACT, LISTED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
@@ -426,13 +435,8 @@ def pull_keys(
 ):  # fmt: skip
     """Σ ds k over the masked or the whole tiles, and what a fixed θ receives."""
     b_at, b_lo, b_hi, bounds, whole, counts = sight
-    begin, head, masked, whole_first, whole_last = whole
-    end = counts[1] if WHOLE and LISTED else counts[0] if LISTED else whole_last - whole_first if WHOLE else masked
-    for i in range(0, end):
-        if LISTED:
-            tile = tl.load(p_list + (tiles - 1 - i if WHOLE else i)).to(tl.int32)
-        else:
-            tile = whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)
+    for i in range(0, count_tiles(whole, counts, LISTED, WHOLE)):
+        tile = find_tile(i, whole, p_list, tiles, LISTED, WHOLE)
         o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         m_n = (o_n >= bounds[0]) & (o_n < bounds[1])
         b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
@@ -460,7 +464,6 @@ def backward_keys(
 ):  # fmt: skip
     """dk and dv of a block of keys, from the queries of its group of heads in its list. A step has no slope, and no dk.
 
-    Here tiles are (N, M): the products that follow take them as they lie in the registers.
     A tile of the list has STEPS · M queries.
     """
     blocks = tl.cdiv(K, BLOCK_N)
@@ -519,22 +522,22 @@ def pull_queries(
         o_rows = first_row + o_m
         kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
         flat, gain = make_row(kept, b_at, scale, slope, margin, True, RULE, R, PEAKED)
-        row = turn_row(flat, True)
-        raw = dot(b_k, tl.trans(b_q))
-        s, w, steep = weigh(raw, o_n[:, None], row, RULE, R, ALIBI, EXACT)
+        row = turn_row(flat)
+        raw = dot(b_q, tl.trans(b_k))
+        s, w, steep = weigh(raw, o_n[None, :], row, RULE, R, ALIBI, EXACT)
         if not WHOLE:
-            seen = legal(o_n[:, None], b_lo[None, :], b_hi[None, :])
+            seen = legal(o_n[None, :], b_lo[:, None], b_hi[:, None])
             w = tl.where(seen, w, 0.0)
-        dv = add_dot(dv, w.to(b_do.dtype), b_do)
+        dv = add_dot(dv, tl.trans(w.to(b_do.dtype)), b_do)
         if R != 0.0:
             centre = tl.load(p_pulled + o_rows, mask=m_rows, other=0.0)
             share = tl.load(p_pulled + far + o_rows, mask=m_rows, other=0.0) * scale
             slant = gain * scale
-            dw = dot(b_v, tl.trans(b_do))
-            ds = pull(s, o_n[:, None], row, steep, dw, slant[None, :], (-slant * centre)[None, :], share[None, :], RULE, R)
+            dw = dot(b_do, tl.trans(b_v))
+            ds = pull(s, o_n[None, :], row, steep, dw, slant[:, None], (-slant * centre)[:, None], share[:, None], RULE, R)
             if not WHOLE:
                 ds = tl.where(seen, ds, 0.0)
-            dk = add_dot(dk, ds.to(b_q.dtype), b_q)
+            dk = add_dot(dk, tl.trans(ds.to(b_q.dtype)), b_q)
     return dk, dv
 
 
@@ -579,11 +582,12 @@ def list_tiles(
         first, last = tl.load(p_bounds + 4 * block, mask=m, other=0), tl.load(p_bounds + 4 * block + 1, mask=m, other=0)
         seen = m & (first < end) & (last > begin)
         if FLAGGED:
-            flag = tl.zeros((CHUNK,), tl.int32)
+            hit = m & (o < 0)
             for part in tl.static_range(SPAN if BY_KEY else 1):
                 column = place * SPAN + part + o * 0 if BY_KEY else o
-                flag += tl.load(p_flags + block * tiles + column, mask=m & (column < tiles), other=0).to(tl.int32)
-            seen = seen & (flag > 0)
+                reached = m & (first < (column + 1) * BLOCK_N) & (last > column * BLOCK_N)  # elsewhere nothing was written
+                hit = hit | (tl.load(p_flags + block * tiles + column, mask=reached, other=0) != 0)
+            seen = seen & hit
         full_first, full_last = tl.load(p_bounds + 4 * block + 2, mask=m, other=0), tl.load(p_bounds + 4 * block + 3, mask=m, other=0)
         full = (seen & (full_first <= begin) & (full_last >= end)).to(tl.int32)
         rest = seen.to(tl.int32) - full

@@ -113,7 +113,7 @@ class Kept(NamedTuple):
     """What the forward pass leaves for the backward pass."""
 
     rows: Tensor  # (4 or 6, B, H, Q) fp32: see threshold.py
-    tilt: Tensor  # (B, H, Q, Dv) mean of the values under the slopes, where the centre of ds needs it
+    tilt: Tensor  # (1 or 2, B, H, Q, Dv) mean of the values under the slopes, and what the rounding of a mean left
     flags: Tensor  # (B·H, blocks of queries, tiles of keys) int8: whether a tile holds a weight, where it pays to know
 
 
@@ -122,11 +122,11 @@ def kept_like(q: Tensor, k: Tensor, v: Tensor, code: Code, grad: bool) -> Kept:
     r, rule, _ = code
     cut = choose_cut(q.shape[2], max(_power(q.shape[3]), _power(v.shape[3])), q.dtype)
     rows = q.new_empty((6 if rule == "nearest" else 4, *q.shape[:3]), dtype=torch.float32)
-    tilted = grad and 0 < r < math.inf and rule != "fixed"
-    tilt = q.new_empty((*q.shape[:3], v.shape[3]) if tilted else (0, 0, 0, 0))
+    means = 0 if not grad or r == 0 else 1 if r == math.inf or rule == "fixed" else 2
+    tilt = q.new_empty((means, *q.shape[:3], v.shape[3]))
     heads, blocks, tiles = q.shape[0] * q.shape[1], _count(q.shape[2], cut.forward.m), _count(k.shape[2], cut.forward.n)
     tracked = k.shape[2] >= TRACK_FROM and not (r == math.inf and rule == "normalising")
-    flags = q.new_zeros((heads, blocks, tiles) if tracked else (0, 0, 0), dtype=torch.int8)
+    flags = q.new_empty((heads, blocks, tiles) if tracked else (0, 0, 0), dtype=torch.int8)
     return Kept(rows, tilt, flags)
 
 
@@ -147,16 +147,18 @@ def estimate(
         call = Call(q, k, v, scale, view, code)
         track = kept.flags.numel() > 0
         listed = track and code[1] in ("normalising", "anchored")
-        lists, counts = call.lists(*kept.flags.shape[1:]) if listed else (kept.flags, kept.flags)
+        lists = counts = kept.flags
         grid = call.grid(q, call.cut.forward.m)
         with _on(q):
             if call.peaked:
                 threshold.threshold[grid](
-                    q, k, kept.rows, lists, counts, scale, call.slopes, view.at, view.lo, view.hi,
+                    q, k, kept.rows, kept.flags, scale, call.slopes, view.at, view.lo, view.hi,
                     *_strides(q, k), *call.steps, *call.lengths, call.margin, call.nearest,
                     TRACK=listed, TOLERANCE=call.tolerance[0],
                     **call.constants("RULE", "R", "GROUP", "ALIBI", "D", "BLOCK_D"), **_options(call.cut.threshold),
                 )  # fmt: skip
+            if listed:
+                lists, counts = call.list_tiles(call.bounds(), kept.flags, by_key=False)
             kernels.forward[grid](
                 q, k, v, out, kept.tilt, kept.rows, support, lists, counts, kept.flags,
                 scale, call.slopes, view.at, view.lo, view.hi,
@@ -187,13 +189,12 @@ def estimate_backward(
     cut = call.cut
     track = kept.flags.numel() > 0
     pulled = kept.rows.new_empty((2, *q.shape[:3]))  # centre and share of each row
-    blocks, tiles = _count(q.shape[2], cut.forward.m), _count(k.shape[2], cut.forward.n)
     with _on(q):
-        bounds = call.bounds(blocks)
+        bounds = call.bounds()
         if code[0] != 0:
             grid = call.grid(q, cut.queries.m)
             parts = kept.rows.new_empty(grid)
-            lists, counts = call.list_tiles(bounds, kept.flags, blocks, tiles, by_key=False) if track else (kept.flags, kept.flags)
+            lists, counts = call.list_tiles(bounds, kept.flags, by_key=False) if track else (kept.flags, kept.flags)
             kernels.backward_queries[grid](
                 do, q, k, v, out, kept.tilt, dq, kept.rows, pulled, parts, lists, counts,
                 scale, call.slopes, view.at, view.lo, view.hi,
@@ -201,11 +202,11 @@ def estimate_backward(
                 LISTED=track, **call.constants(), **_options(cut.queries),
             )  # fmt: skip
             dscale = parts.view(q.shape[0], q.shape[1], -1).sum((0, 2))
-        lists, counts = call.list_tiles(bounds, kept.flags, blocks, tiles, by_key=True)
+        lists, counts = call.list_tiles(bounds, kept.flags, by_key=True)
         kernels.backward_keys[call.grid(k, cut.keys.n)](
             do, q, k, v, dk, dv, kept.rows, pulled, lists, counts,
             scale, call.slopes, view.at, view.lo, view.hi,
-            *_strides(do, q, k, v, dk, dv), *call.steps, *call.lengths[:-1], blocks, call.margin,
+            *_strides(do, q, k, v, dk, dv), *call.steps, *call.lengths[:-1], call.blocks, call.margin,
             STEPS=cut.forward.m // cut.keys.m, **call.constants(), **_options(cut.keys),
         )  # fmt: skip
     return Gradients(dq, dk, dv, dscale, None, None)
@@ -224,9 +225,10 @@ class Call:
         self.peaked = r < math.inf if rule == "normalising" else rule != "fixed" or q.dtype == torch.float16 or r not in (0, 1, 2, 3)
         self.tolerance = TOLERANCES[q.dtype][r == 1]
         self.view, self.heads = view, batch * heads
+        self.blocks, self.tiles = _count(queries, self.cut.forward.m), _count(keys, self.cut.forward.n)
         self.slopes = scale if view.slopes is None else view.slopes.contiguous()
         self.steps = scale.stride(0), *(x.stride(0) if len(x) > 1 else 0 for x in (view.at, view.lo, view.hi))
-        self.lengths = heads, queries, keys, batch * heads * queries, _count(keys, self.cut.forward.n)
+        self.lengths = heads, queries, keys, batch * heads * queries, self.tiles
         self.margin, self.nearest = (0.0, min(int(value), keys)) if rule == "nearest" else (value, 0)
         self._constants: dict[str, Any] = {
             "RULE": CODES[rule], "R": r, "GROUP": heads // k.shape[1], "ALIBI": view.slopes is not None,
@@ -242,31 +244,27 @@ class Call:
         """One program for each block of rows of each head."""
         return (x.shape[0] * x.shape[1] * _count(x.shape[2], block),)
 
-    def lists(self, blocks: int, tiles: int) -> tuple[Tensor, Tensor]:
-        """Room for a list of tiles for each block of each head, and the two counts of each."""
-        empty = self.view.at.new_empty
-        return empty((self.heads, blocks, tiles), dtype=torch.int16), empty((self.heads, blocks, 2), dtype=torch.int32)
-
-    def bounds(self, blocks: int) -> Tensor:
+    def bounds(self) -> Tensor:
         """(1 | B, blocks, 4): the keys that any and that all queries of a block see."""
         from compactattn.fused import estimate as kernels
 
         lo, hi = self.view.lo, self.view.hi
-        bounds = lo.new_empty((max(len(lo), len(hi)), blocks, 4), dtype=torch.int32)
-        kernels.bound_blocks[bounds.shape[0] * blocks,](
-            lo, hi, bounds, *self.steps[2:], *self.lengths[1:3], BLOCK_M=self.cut.forward.m, num_warps=4
+        bounds = lo.new_empty((max(len(lo), len(hi)), self.blocks, 4), dtype=torch.int32)
+        kernels.bound_blocks[bounds.shape[0] * self.blocks,](
+            lo, hi, bounds, *self.steps[2:], *self.lengths[1:3], BLOCK_M=self.cut.forward.m
         )
         return bounds
 
-    def list_tiles(self, bounds: Tensor, flags: Tensor, blocks: int, tiles: int, by_key: bool) -> tuple[Tensor, Tensor]:
-        """The lists of `fused.estimate.list_tiles`, and their counts."""
+    def list_tiles(self, bounds: Tensor, flags: Tensor, by_key: bool) -> tuple[Tensor, Tensor]:
+        """The lists of `fused.estimate.list_tiles`, and their counts: of the masked tiles and of the whole ones."""
         from compactattn.fused import estimate as kernels
 
         span = self.cut.keys.n // self.cut.forward.n
-        own = _count(tiles, span) if by_key else blocks
-        lists, counts = self.lists(own, blocks if by_key else tiles)
+        own, size = (_count(self.tiles, span), self.blocks) if by_key else (self.blocks, self.tiles)
+        lists = bounds.new_empty((self.heads, own, size), dtype=torch.int16)
+        counts = bounds.new_empty((self.heads, own, 2))
         kernels.list_tiles[self.heads * own,](
-            bounds, flags, lists, counts, bounds.stride(0) if len(bounds) > 1 else 0, self.lengths[0], blocks, tiles,
+            bounds, flags, lists, counts, bounds.stride(0) if len(bounds) > 1 else 0, self.lengths[0], self.blocks, self.tiles,
             BY_KEY=by_key, FLAGGED=flags.numel() > 0, SPAN=span, BLOCK_N=self.cut.forward.n, CHUNK=128, num_warps=1,
         )  # fmt: skip
         return lists, counts

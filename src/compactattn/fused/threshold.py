@@ -4,8 +4,7 @@ Keys j and j' are of one class where j ≡ j' modulo N. A program keeps the two 
 as the tiles pass. They hold nearly all of a support, which is small: their root is a lower bound of θ, 0.1 to 1 % of ρ
 away on random scores, and `forward` in estimate.py makes the last step of Newton on the sums that it takes anyway.
 
-The kernel also lists the tiles that may hold a weight: those with a score above a lower bound of θ. Whole tiles stand
-in the list from its end, masked ones from its beginning.
+The kernel also flags the tiles that may hold a weight: those with a score above a lower bound of θ.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
@@ -23,12 +22,13 @@ PEAK, REACH, MASS, SLOPES, THETA, CUT = (tl.constexpr(place) for place in range(
 LENGTHS = ["H", "Q", "K", "rows", "tiles", "nearest", "at_b", "lo_b", "hi_b", "scale_h"]  # a new value compiles nothing
 EPS = tl.constexpr(2.0**-23)
 MOST_TURNS = tl.constexpr(64)  # of Newton
+WORD = tl.constexpr(32)  # tiles whose flags are gathered in one number before they are written
 LARGEST = tl.constexpr(1e37)  # a reach whose inverse is a normal number
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def threshold(
-    p_q, p_k, p_kept, p_list, p_count, p_scale, p_slopes, p_at, p_lo, p_hi,
+    p_q, p_k, p_kept, p_flags, p_scale, p_slopes, p_at, p_lo, p_hi,
     q_b, q_h, q_m, k_b, k_h, k_n, scale_h, at_b, lo_b, hi_b,
     H, Q, K, rows, tiles, margin, nearest,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr, TRACK: tl.constexpr,
@@ -47,7 +47,7 @@ def threshold(
     slope = tl.load(p_slopes + h).to(tl.float32) if ALIBI else 0.0
     row = (b_q, p_k + b * k_b + h // GROUP * k_h, k_n, b_at, b_lo, b_hi, scale, slope)
     block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
-    p_list += block * tiles
+    p_flags += block * tiles
     whole = plan(bounds, BLOCK_N)
 
     TWO: tl.constexpr = RULE == NORMALISING or RULE == NEAREST
@@ -55,20 +55,17 @@ def threshold(
     best = tl.full((BLOCK_M, N), -INF, tl.float32)
     second = tl.full((BLOCK_M, N), -INF, tl.float32)
     bound = tl.where(live, -INF, INF)
-    best, second, bound, _ = look(
-        best, second, bound, row, bounds, whole, p_list, tiles, RULE, R, margin, ALIBI, TRACK, False, D, BLOCK_M, BLOCK_N, BLOCK_D
+    best, second, bound = look(
+        best, second, bound, row, bounds, whole, p_flags, RULE, R, margin, ALIBI, TRACK, False, D, BLOCK_M, BLOCK_N, BLOCK_D
     )  # fmt: skip
     if TRACK and TWO:
         peak = largest(best)
         found = peak - normalising_reach(best, second, peak, live, TOLERANCE, R)
         bound = tl.where(live & (peak > -INF), found, bound)
-    best, second, bound, hits = look(
-        best, second, bound, row, bounds, whole, p_list, tiles, RULE, R, margin, ALIBI, TRACK, True, D, BLOCK_M, BLOCK_N, BLOCK_D
+    best, second, bound = look(
+        best, second, bound, row, bounds, whole, p_flags, RULE, R, margin, ALIBI, TRACK, True, D, BLOCK_M, BLOCK_N, BLOCK_D
     )  # fmt: skip
     peak = largest(best)
-    if TRACK:
-        tl.store(p_count + 2 * block, whole[2])
-        tl.store(p_count + 2 * block + 1, hits)
 
     m_rows = begin + tl.arange(0, BLOCK_M) < Q
     o_rows = tl.cast(head, tl.int64) * Q + begin + tl.arange(0, BLOCK_M)
@@ -90,35 +87,43 @@ def threshold(
 
 @triton.jit
 def look(
-    best, second, bound, row, bounds, whole, p_list, tiles, RULE: tl.constexpr, R: tl.constexpr, margin, ALIBI: tl.constexpr,
+    best, second, bound, row, bounds, whole, p_flags, RULE: tl.constexpr, R: tl.constexpr, margin, ALIBI: tl.constexpr,
     TRACK: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The two best of each class (of each row, where one is enough) after the masked or after the whole tiles."""
     b_q, p_k, k_n, b_at, b_lo, b_hi, scale, slope = row
     begin, head, masked, whole_first, whole_last = whole
-    hits = 0
-    for i in range(0, whole_last - whole_first if WHOLE else masked):
-        tile = whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)  # from the diagonal on
-        o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, WHOLE)
-        s = bend(dot(b_q, tl.trans(b_k)) * scale, o_n[None, :], b_at[:, None], slope, ALIBI)
-        if not WHOLE:
-            s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
-        if RULE == NORMALISING or RULE == NEAREST:
-            second = tl.maximum(second, tl.minimum(best, s, propagate_nan=ALL), propagate_nan=ALL)
-            best = tl.maximum(best, s, propagate_nan=ALL)
-        if TRACK or RULE == ANCHORED or RULE == FIXED:
-            top = tl.reduce(s, 1, larger)
-            if RULE == ANCHORED or RULE == FIXED:
-                best = tl.maximum(best, top[:, None], propagate_nan=ALL)
-            if TRACK and WHOLE:
-                tl.store(p_list + tiles - 1 - hits, tile.to(tl.int16))
-                hits += tl.max(((top <= bound) == 0).to(tl.int32), 0)
-            if TRACK:
-                bound = tl.maximum(bound, top - (margin if RULE == ANCHORED else R))
-                if not WHOLE:
-                    tl.store(p_list + i, tile.to(tl.int16))
-    return best, second, bound, hits
+    end = whole_last - whole_first if WHOLE else masked
+    for group in range(0, end, WORD):
+        bits = tl.zeros((BLOCK_M,), tl.int32)  # which tiles of the group may hold a weight of each row
+        for i in range(group, tl.minimum(group + WORD, end)):
+            tile = whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)  # from the diagonal on
+            o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+            b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, WHOLE)
+            s = bend(dot(b_q, tl.trans(b_k)) * scale, o_n[None, :], b_at[:, None], slope, ALIBI)
+            if not WHOLE:
+                s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
+            if RULE == NORMALISING or RULE == NEAREST:
+                second = tl.maximum(second, tl.minimum(best, s, propagate_nan=ALL), propagate_nan=ALL)
+                best = tl.maximum(best, s, propagate_nan=ALL)
+            if (TRACK and WHOLE) or RULE == ANCHORED or RULE == FIXED:
+                top = tl.reduce(s, 1, larger)
+                if RULE == ANCHORED or RULE == FIXED:
+                    best = tl.maximum(best, top[:, None], propagate_nan=ALL)
+                if TRACK and WHOLE:
+                    bits = bits | (((top <= bound) == 0).to(tl.int32) << (i - group))
+                    bound = tl.maximum(bound, top - (margin if RULE == ANCHORED else R))
+        if TRACK:
+            o = group + tl.arange(0, WORD)
+            tiles = whole_last - 1 - o if WHOLE else tl.where(o < head, begin + o, whole_last + o - head)
+            flag = (tl.reduce(bits, 0, either) >> tl.arange(0, WORD)) & 1 if WHOLE else tl.full((WORD,), 1, tl.int32)
+            tl.store(p_flags + tiles, flag.to(tl.int8), mask=o < end)
+    return best, second, bound
+
+
+@triton.jit
+def either(a, b):
+    return a | b
 
 
 @triton.jit

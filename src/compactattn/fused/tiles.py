@@ -68,6 +68,25 @@ def plan(bounds, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def count_tiles(whole, counts, LISTED: tl.constexpr, WHOLE: tl.constexpr):
+    """How many masked or whole tiles to visit: all that `plan` has, or those of a list."""
+    if LISTED:
+        return counts[1] if WHOLE else counts[0]
+    else:
+        return whole[4] - whole[3] if WHOLE else whole[2]
+
+
+@triton.jit
+def find_tile(i, whole, p_list, size, LISTED: tl.constexpr, WHOLE: tl.constexpr):
+    """The i-th of them; the whole ones of a list stand at its end."""
+    if LISTED:
+        return tl.load(p_list + (size - 1 - i if WHOLE else i)).to(tl.int32)
+    else:
+        begin, head, masked, whole_first, whole_last = whole
+        return whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)
+
+
+@triton.jit
 def dot(a, b):
     return tl.dot(a, b, input_precision="ieee")
 

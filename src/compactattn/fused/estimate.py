@@ -104,13 +104,18 @@ def make_row(kept, at, scale, slope, margin, NORMALISED: tl.constexpr, RULE: tl.
 
 
 @triton.jit
-def turn_row(row):
-    """The row as (M, 1)."""
+def turn_row(row, KEYS: tl.constexpr):
+    """The row as (M, 1), or as (1, M) where keys lie along the first axis."""
     at, scale, slope, peak, reach, theta, cut, unit, inverse, rise, base = row
     return (
-        at[:, None], scale, slope, peak[:, None], reach[:, None], theta[:, None], cut[:, None], unit[:, None],
-        inverse[:, None], rise[:, None], base[:, None],
+        lay(at, KEYS), scale, slope, lay(peak, KEYS), lay(reach, KEYS), lay(theta, KEYS), lay(cut, KEYS), lay(unit, KEYS),
+        lay(inverse, KEYS), lay(rise, KEYS), lay(base, KEYS),
     )  # fmt: skip
+
+
+@triton.jit
+def lay(x, KEYS: tl.constexpr):
+    return x[None, :] if KEYS else x[:, None]
 
 
 @triton.jit
@@ -153,6 +158,8 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexp
 
 
 # -- forward -------------------------------------------------------------------------------------
+
+SUMS = tl.constexpr(16)  # columns of a product with ones: row sums of the very weights that meet the values
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -209,10 +216,11 @@ def forward(
     turn, going = 0, tl.max(live.to(tl.int32), 0)
     while (going > 0) & (turn < MOST_TURNS):
         row, _ = make_row((peak, reach, none + 1.0, none, kept[4], kept[5]), b_at, scale, slope, margin, False, RULE, R, PEAKED)
-        flat = turn_row(row)
+        flat = turn_row(row, False)
         zero = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
         leaning = tl.zeros((BLOCK_M, BLOCK_DV if TILT else 1), tl.float32)
-        sums = (zero, leaning, none, none, none, none.to(tl.int32), none - INF)
+        wide = tl.zeros((BLOCK_M, SUMS), tl.float32)
+        sums = (zero, leaning, wide, wide, none, none.to(tl.int32), none - INF)
         sums = gather(
             sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
             RULE, R, ALIBI, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
@@ -221,7 +229,8 @@ def forward(
             sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
             RULE, R, ALIBI, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
         )  # fmt: skip
-        acc, tilt, mass, slopes, best, support, running = sums
+        acc, tilt, best, support, running = sums[0], sums[1], sums[4], sums[5], sums[6]
+        mass, slopes = tl.sum(sums[2], 1) / SUMS, tl.sum(sums[3], 1) / SUMS
         going = going * 0
         if SOFT:
             peak = running
@@ -300,7 +309,7 @@ def gather(
                 ground = grounded(top)
                 fade = tl.exp2((peak - ground) * LOG2E)
                 k = tl.exp2((s - ground[:, None]) * LOG2E)
-                mass = mass * fade
+                mass = mass * fade[:, None]
                 acc = acc * fade[:, None]
                 peak = top
             else:
@@ -311,16 +320,18 @@ def gather(
                 if RULE == ANCHORED and GRAD and TILT:
                     equal = s == row[3]
                     best += tl.sum((equal if WHOLE else equal & seen).to(tl.float32), 1)
-            more = tl.sum(k, 1)
-            mass += more
-            acc = add_dot(acc, k.to(b_v.dtype), b_v)
+            ones = tl.full((BLOCK_N, SUMS), 1.0, b_v.dtype)
+            b_w = k.to(b_v.dtype)
+            mass = add_dot(mass, b_w, ones)
+            acc = add_dot(acc, b_w, b_v)
             if TILT:
-                slopes += tl.sum(steep, 1)
-                tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)
+                b_w = steep.to(b_v.dtype)
+                slopes = add_dot(slopes, b_w, ones)
+                tilt = add_dot(tilt, b_w, b_v)
             if READOUT:
                 support += tl.sum((k > 0.0).to(tl.int32), 1)
             if TRACK:
-                bits = bits | (((more == 0.0) == 0).to(tl.int32) << (i - group))
+                bits = bits | (((tl.sum(steep if TILT else k, 1) == 0.0) == 0).to(tl.int32) << (i - group))
         if TRACK:
             o = group + tl.arange(0, WORD)
             tiles = find_tile(tl.minimum(o, end - 1), whole, p_list, size, LISTED, WHOLE)
@@ -403,8 +414,16 @@ def backward_queries(
         if TILTED:
             known = kept[1] > 0.0
             share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * (lean - centre), 0.0)
-    tl.store(p_pulled + o_rows, centre, mask=m_rows)
-    tl.store(p_pulled + far + o_rows, share, mask=m_rows)
+    o_pulled = (tl.cast(head, tl.int64) * blocks + begin // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
+    padded = tl.cast(tl.num_programs(0), tl.int64) * BLOCK_M
+    if is_plain(RULE, R, ALIBI, EXACT):  # all that `backward_keys` needs, for every row of the block
+        tl.store(p_pulled + o_pulled, row[9])
+        tl.store(p_pulled + padded + o_pulled, row[10])
+        tl.store(p_pulled + 2 * padded + o_pulled, gain * scale)
+        tl.store(p_pulled + 3 * padded + o_pulled, -gain * scale * centre)
+    else:
+        tl.store(p_pulled + o_pulled, centre)
+        tl.store(p_pulled + padded + o_pulled, share * scale)
 
     block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
     counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
@@ -412,7 +431,7 @@ def backward_queries(
     pulls = (gain[:, None], (-gain * centre)[:, None], share[:, None])
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     dtheta = tl.zeros((BLOCK_M,), tl.float32)
-    flat = turn_row(row)
+    flat = turn_row(row, False)
     acc, dtheta = pull_keys(
         acc, dtheta, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
         RULE, R, ALIBI, EXACT, LISTED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
@@ -460,10 +479,11 @@ def backward_keys(
     scale_h, at_b, lo_b, hi_b, H, Q, K, rows, tiles, margin,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, from the queries of its group of heads in its list. A step has no slope, and no dk.
 
+    Here tiles are (N, M): the products that follow take them as they lie in the registers.
     A tile of the list has STEPS · M queries.
     """
     blocks = tl.cdiv(K, BLOCK_N)
@@ -481,14 +501,18 @@ def backward_keys(
         scale = tl.load(p_scale + h * scale_h)
         slope = tl.load(p_slopes + h).to(tl.float32) if ALIBI else 0.0
         block = (b * H + h) * blocks + begin // BLOCK_N
-        queries = (p_q + b * q_b + h * q_h, p_do + b * do_b + h * do_h, q_m, do_m, (b * H + h) * Q, Q, tl.cast(rows, tl.int64))
+        padded = tl.cast(tiles, tl.int64) * (STEPS * BLOCK_M)  # rows of a head in p_pulled
+        queries = (
+            p_q + b * q_b + h * q_h, p_do + b * do_b + h * do_h, q_m, do_m,
+            (b * H + h) * Q, (b * H + h) * padded, rows // Q * padded, Q, tl.cast(rows, tl.int64),
+        )  # fmt: skip
         dk, dv = pull_queries(
             dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles, tl.load(p_count + 2 * block), tiles,
-            scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+            scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, False, TURNED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
         )  # fmt: skip
         dk, dv = pull_queries(
             dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles, tl.load(p_count + 2 * block + 1), tiles,
-            scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+            scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, True, TURNED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
         )  # fmt: skip
     store_rows(p_dv + b * dv_b + key_head * dv_h, begin, o_n < K, dv_n, dv, DV, BLOCK_N, BLOCK_DV)
     if R != 0.0:
@@ -499,11 +523,11 @@ def backward_keys(
 def pull_queries(
     dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scale, slope, margin,
     RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr, WHOLE: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    TURNED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Adds Σ ds q and Σ w do over the masked or the whole tiles of one head."""
-    p_q, p_do, q_m, do_m, first_row, Q, far = queries
+    p_q, p_do, q_m, do_m, first_row, first_pulled, padded, Q, far = queries
     for i in range(0, count * STEPS):
         tile = tl.load(p_list + (tiles - 1 - i // STEPS if WHOLE else i // STEPS)).to(tl.int32)
         start = (tile * STEPS + i % STEPS) * BLOCK_M
@@ -519,26 +543,43 @@ def pull_queries(
             live = b_lo < b_hi
         b_q = load_rows(p_q, start, live, q_m, D, BLOCK_M, BLOCK_D, False)
         b_do = load_rows(p_do, start, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
-        o_rows = first_row + o_m
-        kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
-        flat, gain = make_row(kept, b_at, scale, slope, margin, True, RULE, R, PEAKED)
-        row = turn_row(flat)
-        raw = dot(b_q, tl.trans(b_k))
-        s, w, steep = weigh(raw, o_n[None, :], row, RULE, R, ALIBI, EXACT)
+        row, pulls = load_pulled(
+            p_kept, p_pulled + first_pulled + o_m, padded, first_row + o_m, m_rows, far, b_at, scale, slope, margin,
+            RULE, R, ALIBI, EXACT, PEAKED, TURNED,
+        )  # fmt: skip
+        o_k = lay(o_n, not TURNED)
+        raw = dot(b_k, tl.trans(b_q)) if TURNED else dot(b_q, tl.trans(b_k))
+        s, w, steep = weigh(raw, o_k, row, RULE, R, ALIBI, EXACT)
         if not WHOLE:
-            seen = legal(o_n[None, :], b_lo[:, None], b_hi[:, None])
+            seen = legal(o_k, lay(b_lo, TURNED), lay(b_hi, TURNED))
             w = tl.where(seen, w, 0.0)
-        dv = add_dot(dv, tl.trans(w.to(b_do.dtype)), b_do)
+        b_w = w.to(b_do.dtype)
+        dv = add_dot(dv, b_w if TURNED else tl.trans(b_w), b_do)
         if R != 0.0:
-            centre = tl.load(p_pulled + o_rows, mask=m_rows, other=0.0)
-            share = tl.load(p_pulled + far + o_rows, mask=m_rows, other=0.0) * scale
-            slant = gain * scale
-            dw = dot(b_do, tl.trans(b_v))
-            ds = pull(s, o_n[None, :], row, steep, dw, slant[:, None], (-slant * centre)[:, None], share[:, None], RULE, R)
+            dw = dot(b_v, tl.trans(b_do)) if TURNED else dot(b_do, tl.trans(b_v))
+            ds = pull(s, o_k, row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
             if not WHOLE:
                 ds = tl.where(seen, ds, 0.0)
-            dk = add_dot(dk, tl.trans(ds.to(b_q.dtype)), b_q)
+            b_ds = ds.to(b_q.dtype)
+            dk = add_dot(dk, b_ds if TURNED else tl.trans(b_ds), b_q)
     return dk, dv
+
+
+@triton.jit
+def load_pulled(
+    p_kept, p_pulled, padded, o_rows, m_rows, far, b_at, scale, slope, margin,
+    RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr, TURNED: tl.constexpr,
+):  # fmt: skip
+    """The rows as `weigh` and `pull` take them; the gain and the share hold the scale already."""
+    one, two = lay(tl.load(p_pulled), TURNED), lay(tl.load(p_pulled + padded), TURNED)
+    if is_plain(RULE, R, ALIBI, EXACT):
+        gain, offset = lay(tl.load(p_pulled + 2 * padded), TURNED), lay(tl.load(p_pulled + 3 * padded), TURNED)
+        return (one, scale, slope, one, one, one, one, one, one, one, two), (gain, offset, one)
+    else:
+        kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
+        row, gain = make_row(kept, b_at, scale, slope, margin, True, RULE, R, PEAKED)
+        slant = lay(gain * scale, TURNED)
+        return turn_row(row, TURNED), (slant, -slant * one, two)
 
 
 # -- lists ---------------------------------------------------------------------------------------

@@ -61,7 +61,9 @@ def load_kept(p_kept, o_rows, m_rows, far, RULE: tl.constexpr):
 
 
 @triton.jit
-def make_row(kept, at, scale, slope, margin, NORMALISED: tl.constexpr, RULE: tl.constexpr, R: tl.constexpr, PEAKED: tl.constexpr):
+def make_row(
+    kept, at, scale, slope, margin, NORMALISED: tl.constexpr, RULE: tl.constexpr, R: tl.constexpr, PEAKED: tl.constexpr
+):
     """What `weigh` needs of each row, and the gain g. K is y^r with y = rise · q·k + base = unit · (s − θ) + base.
 
     NORMALISED: K is w, else w but for the factor 1/Z. A row in whose reach no key is has Z < 0 and uniform weights.
@@ -104,18 +106,13 @@ def make_row(kept, at, scale, slope, margin, NORMALISED: tl.constexpr, RULE: tl.
 
 
 @triton.jit
-def turn_row(row, KEYS: tl.constexpr):
-    """The row as (M, 1), or as (1, M) where keys lie along the first axis."""
+def turn_row(row):
+    """The row as (M, 1)."""
     at, scale, slope, peak, reach, theta, cut, unit, inverse, rise, base = row
     return (
-        lay(at, KEYS), scale, slope, lay(peak, KEYS), lay(reach, KEYS), lay(theta, KEYS), lay(cut, KEYS), lay(unit, KEYS),
-        lay(inverse, KEYS), lay(rise, KEYS), lay(base, KEYS),
+        at[:, None], scale, slope, peak[:, None], reach[:, None], theta[:, None], cut[:, None], unit[:, None],
+        inverse[:, None], rise[:, None], base[:, None],
     )  # fmt: skip
-
-
-@triton.jit
-def lay(x, KEYS: tl.constexpr):
-    return x[None, :] if KEYS else x[:, None]
 
 
 @triton.jit
@@ -158,8 +155,6 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexp
 
 
 # -- forward -------------------------------------------------------------------------------------
-
-SUMS = tl.constexpr(16)  # columns of a product with ones: row sums of the very weights that meet the values
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -216,11 +211,10 @@ def forward(
     turn, going = 0, tl.max(live.to(tl.int32), 0)
     while (going > 0) & (turn < MOST_TURNS):
         row, _ = make_row((peak, reach, none + 1.0, none, kept[4], kept[5]), b_at, scale, slope, margin, False, RULE, R, PEAKED)
-        flat = turn_row(row, False)
+        flat = turn_row(row)
         zero = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
         leaning = tl.zeros((BLOCK_M, BLOCK_DV if TILT else 1), tl.float32)
-        wide = tl.zeros((BLOCK_M, SUMS), tl.float32)
-        sums = (zero, leaning, wide, wide, none, none.to(tl.int32), none - INF)
+        sums = (zero, leaning, none, none, none, none.to(tl.int32), none - INF)
         sums = gather(
             sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
             RULE, R, ALIBI, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
@@ -229,8 +223,7 @@ def forward(
             sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
             RULE, R, ALIBI, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
         )  # fmt: skip
-        acc, tilt, best, support, running = sums[0], sums[1], sums[4], sums[5], sums[6]
-        mass, slopes = tl.sum(sums[2], 1) / SUMS, tl.sum(sums[3], 1) / SUMS
+        acc, tilt, mass, slopes, best, support, running = sums
         going = going * 0
         if SOFT:
             peak = running
@@ -272,7 +265,9 @@ def forward(
             mean = tl.where(live[:, None], tilt / tl.where(slopes == 0.0, 1.0, slopes)[:, None], 0.0)
             store_rows(p_tilt, begin, m_rows, o_m, mean, DV, BLOCK_M, BLOCK_DV)
         centred = mean if SOLVES else out
-        store_rows(other if TILT else p_tilt, begin, m_rows, o_m, centred - centred.to(b_q.dtype).to(tl.float32), DV, BLOCK_M, BLOCK_DV)
+        store_rows(
+            other if TILT else p_tilt, begin, m_rows, o_m, centred - centred.to(b_q.dtype).to(tl.float32), DV, BLOCK_M, BLOCK_DV
+        )
     if READOUT:
         tl.store(p_support + o_rows, support, mask=m_rows)
 
@@ -309,7 +304,7 @@ def gather(
                 ground = grounded(top)
                 fade = tl.exp2((peak - ground) * LOG2E)
                 k = tl.exp2((s - ground[:, None]) * LOG2E)
-                mass = mass * fade[:, None]
+                mass = mass * fade
                 acc = acc * fade[:, None]
                 peak = top
             else:
@@ -320,24 +315,33 @@ def gather(
                 if RULE == ANCHORED and GRAD and TILT:
                     equal = s == row[3]
                     best += tl.sum((equal if WHOLE else equal & seen).to(tl.float32), 1)
-            ones = tl.full((BLOCK_N, SUMS), 1.0, b_v.dtype)
-            b_w = k.to(b_v.dtype)
-            mass = add_dot(mass, b_w, ones)
-            acc = add_dot(acc, b_w, b_v)
+            if RULE == FIXED:
+                k = rounded(k, b_v.dtype)
+            more = tl.sum(k, 1)
+            mass += more
+            acc = add_dot(acc, k.to(b_v.dtype), b_v)
             if TILT:
-                b_w = steep.to(b_v.dtype)
-                slopes = add_dot(slopes, b_w, ones)
-                tilt = add_dot(tilt, b_w, b_v)
+                slopes += tl.sum(steep, 1)
+                tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)
             if READOUT:
                 support += tl.sum((k > 0.0).to(tl.int32), 1)
             if TRACK:
-                bits = bits | (((tl.sum(steep if TILT else k, 1) == 0.0) == 0).to(tl.int32) << (i - group))
+                bits = bits | (((more == 0.0) == 0).to(tl.int32) << (i - group))
         if TRACK:
             o = group + tl.arange(0, WORD)
             tiles = find_tile(tl.minimum(o, end - 1), whole, p_list, size, LISTED, WHOLE)
             flag = (tl.reduce(bits, 0, either) >> tl.arange(0, WORD)) & 1
             tl.store(p_flags + tiles, flag.to(tl.int8), mask=o < end)
     return acc, tilt, mass, slopes, best, support, peak
+
+
+@triton.jit
+def rounded(k, dtype: tl.constexpr):
+    """The weights as the product with the values will see them: where Z is tiny, o must be a mean under just these."""
+    if dtype == tl.bfloat16:
+        return ((k.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True)
+    else:
+        return k.to(dtype).to(tl.float32)
 
 
 @triton.jit
@@ -431,7 +435,7 @@ def backward_queries(
     pulls = (gain[:, None], (-gain * centre)[:, None], share[:, None])
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     dtheta = tl.zeros((BLOCK_M,), tl.float32)
-    flat = turn_row(row, False)
+    flat = turn_row(row)
     acc, dtheta = pull_keys(
         acc, dtheta, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
         RULE, R, ALIBI, EXACT, LISTED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
@@ -479,11 +483,10 @@ def backward_keys(
     scale_h, at_b, lo_b, hi_b, H, Q, K, rows, tiles, margin,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, TURNED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, from the queries of its group of heads in its list. A step has no slope, and no dk.
 
-    Here tiles are (N, M): the products that follow take them as they lie in the registers.
     A tile of the list has STEPS · M queries.
     """
     blocks = tl.cdiv(K, BLOCK_N)
@@ -508,11 +511,11 @@ def backward_keys(
         )  # fmt: skip
         dk, dv = pull_queries(
             dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles, tl.load(p_count + 2 * block), tiles,
-            scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, False, TURNED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+            scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
         )  # fmt: skip
         dk, dv = pull_queries(
             dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles, tl.load(p_count + 2 * block + 1), tiles,
-            scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, True, TURNED, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+            scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
         )  # fmt: skip
     store_rows(p_dv + b * dv_b + key_head * dv_h, begin, o_n < K, dv_n, dv, DV, BLOCK_N, BLOCK_DV)
     if R != 0.0:
@@ -523,7 +526,7 @@ def backward_keys(
 def pull_queries(
     dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scale, slope, margin,
     RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr, WHOLE: tl.constexpr,
-    TURNED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Adds Σ ds q and Σ w do over the masked or the whole tiles of one head."""
@@ -545,41 +548,38 @@ def pull_queries(
         b_do = load_rows(p_do, start, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
         row, pulls = load_pulled(
             p_kept, p_pulled + first_pulled + o_m, padded, first_row + o_m, m_rows, far, b_at, scale, slope, margin,
-            RULE, R, ALIBI, EXACT, PEAKED, TURNED,
+            RULE, R, ALIBI, EXACT, PEAKED,
         )  # fmt: skip
-        o_k = lay(o_n, not TURNED)
-        raw = dot(b_k, tl.trans(b_q)) if TURNED else dot(b_q, tl.trans(b_k))
-        s, w, steep = weigh(raw, o_k, row, RULE, R, ALIBI, EXACT)
+        raw = dot(b_q, tl.trans(b_k))
+        s, w, steep = weigh(raw, o_n[None, :], row, RULE, R, ALIBI, EXACT)
         if not WHOLE:
-            seen = legal(o_k, lay(b_lo, TURNED), lay(b_hi, TURNED))
+            seen = legal(o_n[None, :], b_lo[:, None], b_hi[:, None])
             w = tl.where(seen, w, 0.0)
-        b_w = w.to(b_do.dtype)
-        dv = add_dot(dv, b_w if TURNED else tl.trans(b_w), b_do)
+        dv = add_dot(dv, tl.trans(w.to(b_do.dtype)), b_do)
         if R != 0.0:
-            dw = dot(b_v, tl.trans(b_do)) if TURNED else dot(b_do, tl.trans(b_v))
-            ds = pull(s, o_k, row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
+            dw = dot(b_do, tl.trans(b_v))
+            ds = pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
             if not WHOLE:
                 ds = tl.where(seen, ds, 0.0)
-            b_ds = ds.to(b_q.dtype)
-            dk = add_dot(dk, b_ds if TURNED else tl.trans(b_ds), b_q)
+            dk = add_dot(dk, tl.trans(ds.to(b_q.dtype)), b_q)
     return dk, dv
 
 
 @triton.jit
 def load_pulled(
     p_kept, p_pulled, padded, o_rows, m_rows, far, b_at, scale, slope, margin,
-    RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr, TURNED: tl.constexpr,
+    RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
 ):  # fmt: skip
     """The rows as `weigh` and `pull` take them; the gain and the share hold the scale already."""
-    one, two = lay(tl.load(p_pulled), TURNED), lay(tl.load(p_pulled + padded), TURNED)
+    one, two = tl.load(p_pulled)[:, None], tl.load(p_pulled + padded)[:, None]
     if is_plain(RULE, R, ALIBI, EXACT):
-        gain, offset = lay(tl.load(p_pulled + 2 * padded), TURNED), lay(tl.load(p_pulled + 3 * padded), TURNED)
+        gain, offset = tl.load(p_pulled + 2 * padded)[:, None], tl.load(p_pulled + 3 * padded)[:, None]
         return (one, scale, slope, one, one, one, one, one, one, one, two), (gain, offset, one)
     else:
         kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
         row, gain = make_row(kept, b_at, scale, slope, margin, True, RULE, R, PEAKED)
-        slant = lay(gain * scale, TURNED)
-        return turn_row(row, TURNED), (slant, -slant * one, two)
+        slant = (gain * scale)[:, None]
+        return turn_row(row), (slant, -slant * one, two)
 
 
 # -- lists ---------------------------------------------------------------------------------------
@@ -629,7 +629,10 @@ def list_tiles(
                 reached = m & (first < (column + 1) * BLOCK_N) & (last > column * BLOCK_N)  # elsewhere nothing was written
                 hit = hit | (tl.load(p_flags + block * tiles + column, mask=reached, other=0) != 0)
             seen = seen & hit
-        full_first, full_last = tl.load(p_bounds + 4 * block + 2, mask=m, other=0), tl.load(p_bounds + 4 * block + 3, mask=m, other=0)
+        full_first, full_last = (
+            tl.load(p_bounds + 4 * block + 2, mask=m, other=0),
+            tl.load(p_bounds + 4 * block + 3, mask=m, other=0),
+        )
         full = (seen & (full_first <= begin) & (full_last >= end)).to(tl.int32)
         rest = seen.to(tl.int32) - full
         tl.store(p_list + masked + tl.cumsum(rest, 0) - 1, o.to(tl.int16), mask=rest > 0)

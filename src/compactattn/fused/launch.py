@@ -73,7 +73,6 @@ class Blocks:
     warps: int
     stages: int
     registers: int = 255  # of a thread; fewer let more programs share a processor
-    turned: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,20 +86,17 @@ class Cut:
 
 
 def choose_cut(queries: int, width: int, dtype: torch.dtype) -> Cut:
-    """Blocks for a number of queries and the larger head dim."""
+    """Blocks for a number of queries and the larger head dim; measured on an H200, see docs/LOG.md."""
     if dtype == torch.float32:  # its products need the registers for themselves
-        m = 16 if queries <= 16 else 32
-        same = Blocks(m, 32, 4, 2)
+        same = Blocks(16 if queries <= 16 else 32, 32, 4, 2)
         return Cut(same, same, same, same)
-    m = 16 if queries <= 16 else 64 if queries <= 64 or width > 128 else 128
-    n, warps = (64, 8 if m == 128 else 4) if width <= 128 else (32, 4)
-    stages = 3 if width <= 64 else 2
-    return Cut(
-        threshold=Blocks(m, n, warps, 3),
-        forward=Blocks(m, n, warps, stages),
-        queries=Blocks(m, n, warps, stages),
-        keys=Blocks(min(m, 64), 2 * n if width <= 128 and m == 128 else n, warps, 2),
-    )
+    if queries <= 16 or width > 128:
+        m, n = (16, 64) if queries <= 16 and width <= 128 else (min(64, _power(queries)), 32)
+        return Cut(*(Blocks(m, n, 4, 2) for _ in range(4)))
+    if width > 64 and queries > 64:
+        wide = Blocks(128, 64, 8, 3)
+        return Cut(Blocks(128, 64, 8, 3, 128), wide, wide, Blocks(64, 64, 4, 2))
+    return Cut(Blocks(64, 64, 4, 3, 128), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 3, 168), Blocks(64, 64, 4, 3))
 
 
 def _power(size: int) -> int:
@@ -209,7 +205,7 @@ def estimate_backward(
             do, q, k, v, dk, dv, kept.rows, pulled, lists, counts,
             scale, call.slopes, view.at, view.lo, view.hi,
             *_strides(do, q, k, v, dk, dv), *call.steps, *call.lengths[:-1], call.blocks, call.margin,
-            STEPS=cut.forward.m // cut.keys.m, TURNED=bool(cut.keys.turned), **call.constants(), **_options(cut.keys),
+            STEPS=cut.forward.m // cut.keys.m, **call.constants(), **_options(cut.keys),
         )  # fmt: skip
     return Gradients(dq, dk, dv, dscale, None, None)
 
@@ -224,7 +220,9 @@ class Call:
         exact = q.dtype == torch.float32
         self.cut = choose_cut(queries, max(_power(dim), _power(value_dim)), q.dtype)
         # where the weights of a fixed kernel may exceed fp16, or are powers of s/ρ, the best score is needed first
-        self.peaked = r < math.inf if rule == "normalising" else rule != "fixed" or q.dtype == torch.float16 or r not in (0, 1, 2, 3)
+        self.peaked = (
+            r < math.inf if rule == "normalising" else rule != "fixed" or q.dtype == torch.float16 or r not in (0, 1, 2, 3)
+        )
         self.tolerance = TOLERANCES[q.dtype][r == 1]
         self.view, self.heads = view, batch * heads
         self.blocks, self.tiles = _count(queries, self.cut.forward.m), _count(keys, self.cut.forward.n)

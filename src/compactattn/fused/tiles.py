@@ -12,6 +12,7 @@ import triton.language as tl
 
 from compactattn.fused.profiles import INF
 
+
 @triton.jit
 def load_rows(p, start, m_rows, stride, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr):
     """(BLOCK, BLOCK_D) rows start … of a matrix, with zeros beyond D and, unless WHOLE, where the mask is off."""

@@ -158,11 +158,11 @@ def _attend(
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
     if fused:
         found, kept = launch.estimate(q, k, v, scale, view, (r, rule, value), readout, grad)
-        return *found, *kept
+        return found.out, found.threshold, found.support, *kept
     order = r if orders is None else orders
     with _full_precision(q):
         found = reference.estimate(q, k, v, scale, view, decode_rule(rule, value), order, readout)
-    return *found, *(q.new_empty(0) for _ in range(3))
+    return *found, q.new_empty(0), q.new_empty(0), q.new_empty(0)
 
 
 @_attend.register_fake

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 
 from compactattn.attention import attend
 from compactattn.bench.ahead import compile_ahead
-from compactattn.bench.clock import require_gpu, spread, time_call
+from compactattn.bench.clock import record, require_gpu, spread, time_call
 from compactattn.bench.contestants import CONTESTANTS, OURS, PEERS, Cell, Contestant, name_kernels, run_both
 from compactattn.bench.goals import HEAD_DIMS, LENGTHS, format_goals, serves_a_goal
 from compactattn.bench.regimes import HEADS, MEMORY, REGIMES, TOKENS, Inputs, Problem, draw
@@ -147,7 +147,7 @@ def measure(cell: Cell, inputs: Inputs, timer: Timer = time_call) -> dict[str, o
     device = inputs.q.device
     errors, trouble = check(cell, device)
     times: dict[str, object] = {f"{what}_{which}_ms": "" for what in ("forward", "both") for which in ("median", "p20", "p80")}
-    times["memory_mib"] = ""
+    times |= {"timed": "", "memory_mib": ""}
     if not trouble:
         try:
             times = take_times(cell, inputs, timer)
@@ -170,18 +170,19 @@ def measure(cell: Cell, inputs: Inputs, timer: Timer = time_call) -> dict[str, o
 def take_times(cell: Cell, inputs: Inputs, timer: Timer) -> dict[str, object]:
     """Times forward and forward + backward, and the most memory above the inputs that the second needs."""
     q, k, v, do = inputs
-    call = cell.call
+    attention = cell.call
 
     def forward() -> None:
         with torch.no_grad():
-            call(q, k, v, cell.problem.scale, cell.offset)
+            attention(q, k, v, cell.problem.scale, cell.offset)
 
     def both() -> None:
-        torch.autograd.grad(call(q, k, v, cell.problem.scale, cell.offset), (q, k, v), do)
+        torch.autograd.grad(attention(q, k, v, cell.problem.scale, cell.offset), (q, k, v), do)
 
     with cell.contestant.context():
-        times: dict[str, object] = {}
-        for what, timed in (("forward", forward), ("both", both)):
+        times: dict[str, object] = {"timed": ""}
+        for what, call in (("forward", forward), ("both", both)):
+            timed, times["timed"] = record(call) if q.is_cuda else (call, "eager")
             times |= {f"{what}_{name}": value for name, value in spread(timer(timed)).items()}
         return {**times, "memory_mib": measure_memory(both, q.device)}
 

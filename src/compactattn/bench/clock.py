@@ -40,6 +40,26 @@ def time_call(call: Callable[[], object], warm_ms: float = 30, measured_ms: floa
     return _read([once() for _ in range(min(300, max(least, int(measured_ms / min(first)))))])
 
 
+def record(call: Callable[[], object]) -> tuple[Callable[[], object], str]:
+    """The call as a CUDA graph, so that a slow host does not count; as it is ("eager") where it cannot be recorded."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # compiles and tunes, which a recording cannot
+        call()
+        call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            call()
+        graph.replay()
+        torch.cuda.synchronize()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return call, "eager"
+    return graph.replay, "graph"
+
+
 def _read(events: Sequence[tuple[torch.cuda.Event, torch.cuda.Event]]) -> list[float]:
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in events]

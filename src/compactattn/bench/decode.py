@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from compactattn.attention import attend
 from compactattn.bench.attention import LARGEST_ERROR, Timer, explain
-from compactattn.bench.clock import require_gpu, spread, time_call
+from compactattn.bench.clock import record, require_gpu, spread, time_call
 from compactattn.bench.contestants import name_kernels
 from compactattn.bench.results import append, choose, describe_run, read_numbers
 from compactattn.decoding import Pages, decode
@@ -90,7 +90,7 @@ def measure(contestant: str, kernel: str, cache: Cache, timer: Timer = time_call
     batch, heads, keys, dim = cache.k.shape
     row: dict[str, object] = {
         "contestant": contestant, "kernel": kernel, "batch": batch, "heads": heads, "length": keys, "head_dim": dim,
-        "dtype": str(cache.k.dtype).removeprefix("torch."), "status": "ok", "median_ms": "", "p20_ms": "", "p80_ms": "",
+        "dtype": str(cache.k.dtype).removeprefix("torch."), "status": "ok", "timed": "", "median_ms": "", "p20_ms": "", "p80_ms": "",
         "skipped_pages": "", "error_output": "",
     }  # fmt: skip
     try:
@@ -102,7 +102,8 @@ def measure(contestant: str, kernel: str, cache: Cache, timer: Timer = time_call
             row["skipped_pages"] = round(float(skipped.float().mean()) / -(-keys // 64), 4)
         if not error <= LARGEST_ERROR:
             return row | {"status": f"wrong: relative error {error:.1e} of output"}
-        return row | spread(timer(call))
+        timed, row["timed"] = record(call) if cache.k.is_cuda else (call, "eager")
+        return row | spread(timer(timed))
     except Exception as error:  # one that fails is a row of its own
         return row | {"status": explain(error, cache.k.device)}
 

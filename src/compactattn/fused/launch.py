@@ -45,7 +45,7 @@ def supports(q: Tensor, k: Tensor, v: Tensor, view: View, kernel: Kernel) -> str
             return "q is on the CPU, where the kernels run only under TRITON_INTERPRET=1"
     elif q.device.type != "cuda":
         return f"q is on {q.device.type}, the kernels need CUDA"
-    elif _capability(q.device.index or 0) < OLDEST_GPU:
+    elif not is_new(q.device.index or 0):
         return f"the GPU is older than compute capability {OLDEST_GPU[0]}.{OLDEST_GPU[1]}"
     if q.dtype not in DTYPES:
         return f"{q.dtype} inputs; the kernels take fp16, bf16 and fp32"
@@ -57,8 +57,9 @@ def supports(q: Tensor, k: Tensor, v: Tensor, view: View, kernel: Kernel) -> str
 
 
 @torch.compiler.assume_constant_result
-def _capability(index: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
+def is_new(index: int) -> bool:
+    """Whether a GPU has what the kernels need."""
+    return torch.cuda.get_device_capability(index) >= OLDEST_GPU
 
 
 # -- block sizes ---------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from compactattn.fused.launch import HAVE_TRITON
+from compactattn.fused.launch import HAVE_TRITON, is_new
 
-OLDEST_GPU = (8, 0)
 LARGEST_HEAD_DIM = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -23,12 +22,7 @@ def usable(x: Tensor) -> bool:
     """Whether the fused operators can do the work."""
     if not (HAVE_TRITON and x.is_cuda and x.dtype in DTYPES and x.shape[3] <= LARGEST_HEAD_DIM):
         return False
-    return _capability(x.device.index or 0) >= OLDEST_GPU
-
-
-@torch.compiler.assume_constant_result
-def _capability(index: int) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
+    return is_new(x.device.index or 0)
 
 
 def _like(x: Tensor, by_time: bool) -> Tensor:

@@ -1,6 +1,7 @@
 """Attention as Nadaraya-Watson regression with compact kernels."""
 
 from compactattn.attention import Readout, attend, weights
+from compactattn.decoding import Pages, decode
 from compactattn.kernels import (
     Anchored,
     Fixed,
@@ -47,12 +48,14 @@ __all__ = [
     "Nearest",
     "Normalising",
     "Packed",
+    "Pages",
     "Padding",
     "Profile",
     "Readout",
     "attend",
     "ball",
     "biweight",
+    "decode",
     "entmax",
     "entmax15",
     "entmax43",

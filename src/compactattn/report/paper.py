@@ -67,7 +67,8 @@ class Variant:
             parts.append(name)
         if self.positions != "none":
             parts.append({"alibi": "ALiBi"}.get(self.positions, f"{self.positions} positions"))
-        return ", ".join(parts) + (f" (as released, {self.as_released})" if self.as_released else "")
+        way = {"": "", "efficient": ", as released"}.get(self.as_released, f", as released ({self.as_released})")
+        return ", ".join(parts) + way
 
 
 _NAMES = {

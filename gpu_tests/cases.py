@@ -6,8 +6,8 @@ in the same dtype cannot avoid either, the larger of
 - the error of `backend="reference"` on the same inputs in the same dtype,
 - the error of rounding the exact answer once to the dtype it is returned in, and
 - for dq and dk, which are sums of ds times keys or queries, the error of rounding each ds once to the dtype. It counts where
-  the sum cancels: plain PyTorch under autocast and every kernel that multiplies such numbers err as much, but the reference
-  keeps ds in fp32.
+  the sum cancels, as it does in heads of one or a few dims: plain PyTorch under autocast and every kernel that multiplies
+  such numbers err as much, but the reference keeps ds in fp32.
 
 The ratio may be 2 for the output and 3 for a gradient. What is added to the denominator is fp32 rounding alone: 4 eps(fp32)
 of the tensor's size, so that fp16 and bf16 have no slack from it, and where the exact gradient vanishes (a single key: size
@@ -27,6 +27,7 @@ from typing import NamedTuple
 import torch
 
 from compactattn import ALiBi, Allowed, Bias, Causal, Packed, Padding, attend, entmax, parse
+from compactattn.fused.launch import TRACK_FROM
 from compactattn.kernels import encode
 from compactattn.masks import resolve
 from compactattn.reference import Block, score
@@ -73,7 +74,6 @@ class Group(NamedTuple):
 
 
 PER_PAIR = 3  # layouts for each kernel and dtype; together they go round all of them
-PER_GROUP = 4
 PAIRS = [(kernel, dtype) for kernel in KERNELS for dtype in DTYPES]
 GROUPS = [
     Group(*pair, LAYOUTS[(place * PER_PAIR + turn) % len(LAYOUTS)])
@@ -90,20 +90,23 @@ class Case(NamedTuple):
     mask: str
     sharp: float
     seed: int
+    near: bool = False  # neighbours attend to neighbours: many tiles hold no weight
 
     def __str__(self) -> str:
-        return f"{self.group}, batch {self.batch}, {self.queries} × {self.keys}, {self.mask}, sharpness {self.sharp}"
+        near = ", near" if self.near else ""
+        return f"{self.group}, batch {self.batch}, {self.queries} × {self.keys}, {self.mask}, sharpness {self.sharp}{near}"
 
 
 def cases_of(group):
-    """One short case, one up to 256, the rest longer, so that few block sizes are met."""
+    """One short case, one up to 256, one up to 1,023, and one of the lengths at which tiles are skipped."""
     rng = random.Random(str(group))
-    spans = [(1, 16) if rng.random() < 0.4 else (17, 64), (65, 256)] + [(257, 4097)] * (PER_GROUP - 2)
+    spans = [(1, 16) if rng.random() < 0.4 else (17, 64), (65, 256), (257, TRACK_FROM - 1), (TRACK_FROM, 4097)]
     for seed, (low, high) in enumerate(spans):
         keys = draw_length(rng, low, high)
         queries = keys if rng.random() < 0.6 else draw_length(rng, low, high)
         batch = rng.randint(1, 3) if queries * keys < 2**20 else 1
-        yield Case(group, batch, queries, keys, rng.choice(MASKS), rng.choice((1.0, 3.0)), seed)
+        near = keys >= TRACK_FROM and rng.random() < 0.7
+        yield Case(group, batch, queries, keys, rng.choice(MASKS), rng.choice((1.0, 3.0)), seed, near)
 
 
 def draw_length(rng, low, high):
@@ -133,6 +136,9 @@ def draw(case):
         return torch.randn(shape, device=DEVICE, generator=generator).to(getattr(torch, dtype))
 
     inputs = {"q": normal(*queries, layout.dim), "k": normal(*keys, layout.dim), "v": normal(*keys, layout.value_dim)}
+    if case.near:
+        for name in "qk":
+            place(inputs[name], case.keys)
     spread = torch.rand(layout.heads, device=DEVICE, generator=generator)
     inputs["scale"] = (0.5 + spread) * case.sharp / math.sqrt(layout.dim)
     if layout.extra == "bias":
@@ -140,6 +146,14 @@ def draw(case):
     if kernel == "entmax(alpha)":
         inputs["alpha"] = 1.1 + 0.8 * torch.rand(layout.heads, device=DEVICE, generator=generator)
     return Drawn(inputs, normal(*queries, layout.value_dim), make_mask(case, rng, generator), kernel)
+
+
+def place(x, keys):
+    """Has half of the features tell where a row stands, the last row at the last key: smoothly, in waves of many lengths."""
+    waves = x.shape[-1] // 4
+    at = torch.arange(keys - x.shape[-2], keys, device=x.device)[:, None]
+    angles = at / keys * 2 * math.pi * 64 ** torch.linspace(0, 1, waves, device=x.device)
+    x[..., : 2 * waves] = 2 * torch.cat((angles.cos(), angles.sin()), -1).to(x.dtype)
 
 
 def make_mask(case, rng, generator):

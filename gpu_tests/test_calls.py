@@ -24,9 +24,10 @@ def both_ways(inputs, do, kernel, mask):
     return (out.detach(), *torch.autograd.grad(out, inputs, do))
 
 
+@pytest.mark.parametrize("size", [1000, 1100], ids=["all tiles", "tiles skipped"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_repeats_are_bit_identical(kernel, record_property):
-    inputs, do = draw(size=length(1000))
+def test_repeats_are_bit_identical(kernel, size, record_property):
+    inputs, do = draw(size=length(size))
     first = both_ways(inputs, do, kernel, Causal(1))
     assert not any(x.isnan().any() for x in first)
     changed = torch.zeros((), dtype=torch.int64, device=DEVICE)
@@ -37,9 +38,10 @@ def test_repeats_are_bit_identical(kernel, record_property):
     assert changed == 0
 
 
+@pytest.mark.parametrize("size", [333, 1100], ids=["all tiles", "tiles skipped"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_sample_does_not_see_its_batch(kernel):
-    (q, k, v, scale), do = draw(batch=5, size=length(333))
+def test_a_sample_does_not_see_its_batch(kernel, size):
+    (q, k, v, scale), do = draw(batch=5, size=length(size))
     together = both_ways([q, k, v, scale], do, kernel, Causal())
     for picked in ([3], [4, 3], [3, 0, 1, 3, 2, 4, 1]):
         inputs = [*(x[picked].detach().requires_grad_() for x in (q, k, v)), scale]
@@ -49,10 +51,11 @@ def test_a_sample_does_not_see_its_batch(kernel):
 
 
 @needs_gpu
+@pytest.mark.parametrize("size", [300, 1100], ids=["all tiles", "tiles skipped"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_a_cuda_graph_replays_both_passes(kernel):
-    inputs, do = draw(size=300)
-    lengths = torch.tensor([300, 217], device=DEVICE)
+def test_a_cuda_graph_replays_both_passes(kernel, size):
+    inputs, do = draw(size=size)
+    lengths = torch.tensor([size, 217], device=DEVICE)
 
     def work():
         return both_ways(inputs, do, kernel, Causal(1) & Padding(lengths, queries=lengths) & ALiBi())
@@ -70,7 +73,7 @@ def test_a_cuda_graph_replays_both_passes(kernel):
         with torch.no_grad():
             for x in (*inputs[:3], do):
                 x.normal_()
-            lengths.random_(0, 301)
+            lengths.random_(0, size + 1)
         graph.replay()
         for x, y in zip(replayed, work(), strict=True):
             assert torch.equal(x, y)
@@ -89,11 +92,12 @@ def test_a_new_length_compiles_nothing(kernel, dim, monkeypatch, record_property
             compiled.append(fn.name)
 
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", note)
-    for size in (1000, 333, 301, 512, 777, 1025, 2048, 3001, 4097):
+    for size in (1000, 3000):  # without and with tiles to skip
         both_ways(*draw(size=size, dim=dim), kernel, Causal(1))
-        if size == 1000:
-            first = len(compiled)
-    record_property("note", f"{first} kernels compiled at first, {len(compiled) - first} for eight new lengths")
+    first, sizes = len(compiled), (333, 301, 512, 777, 1023, 1024, 1025, 2048, 3001, 4097)
+    for size in sizes:
+        both_ways(*draw(size=size, dim=dim), kernel, Causal(1))
+    record_property("note", f"{first} kernels compiled at first, {len(compiled) - first} for {len(sizes)} new lengths")
     assert first > 0
     assert len(compiled) == first, compiled[first:]
 
@@ -101,6 +105,7 @@ def test_a_new_length_compiles_nothing(kernel, dim, monkeypatch, record_property
 @needs_gpu
 @pytest.mark.parametrize("kernel", ["gaussian", "biweight", "relumax", "topk_softmax(32)"])
 def test_memory_is_linear(kernel, record_property):
+    """But for one byte for each tile of 64 × 64 scores, and the lists of those that hold a weight."""
     peaks = []
     for size in (8192, 8192, 16384):  # the first warms up
         inputs, do = draw(batch=1, size=size)

@@ -63,6 +63,9 @@ CASES = {
     "strictly past": Case(1, 2, 1, 3, 64, 16, 16, [2], Causal(1)),
     "a window": Case(1, 1, 1, 4, 150, 8, 4, None, Packed([70, 80], queries=[2, 2]) & Padding([140])),
 }
+# masks and profiles meet in few places: every kernel in two cases, and one of each kind in all
+EVERYWHERE = ["gaussian", "biweight", "entmax(1.7)", "norm_relu", "relumax", "topk_softmax(3)"]
+PAIRS = [(kernel, case) for kernel in KERNELS for case in CASES if kernel in EVERYWHERE or case in ("one query", "a window")]
 
 
 @pytest.fixture(autouse=True)
@@ -106,8 +109,7 @@ def check(inputs, kernel, case, pages=False):
     return skipped
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "case"), PAIRS)
 def test_decode_agrees_with_the_reference(kernel, case):
     check(draw(CASES[case]), kernel, CASES[case])
 
@@ -138,7 +140,7 @@ def test_half_precision_errs_as_little_as_the_reference(kernel):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_tied_scores_agree_with_the_reference(kernel):
-    case = Case(1, 1, 1, 3, 150, 2, 5)
+    case = Case(1, 1, 1, 2, 100, 2, 5)
     q, k, v, _ = draw(case)
     inputs = (q.clamp(-2, 2).round(), k.clamp(-2, 2).round(), v, torch.ones(1))
     for pages in (False, True):

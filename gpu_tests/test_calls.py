@@ -92,7 +92,8 @@ def test_a_new_length_compiles_nothing(kernel, dim, monkeypatch, record_property
             compiled.append(fn.name)
 
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", note)
-    for size in (1000, 3000):  # without and with tiles to skip
+    # without and with tiles to skip; strides that 16 divides have kernels of their own, where the head dim does not see to it
+    for size in (992, 999, 1000, 3008, 3001, 3000):
         both_ways(*draw(size=size, dim=dim), kernel, Causal(1))
     first, sizes = len(compiled), (333, 301, 512, 777, 1023, 1024, 1025, 2048, 3001, 4097)
     for size in sizes:

@@ -129,7 +129,6 @@ def test_skipping_tiles_changes_nothing(kernel, mask, cut, monkeypatch):
     check((q, k, v, torch.tensor([3.0])), do, kernel, mask)
 
 
-@pytest.mark.xfail(strict=True, reason="a tile in which only the k-th key matters is flagged as empty")
 def test_a_tile_with_the_kth_key_alone_is_not_skipped(cut, monkeypatch):
     """That key weighs nothing and receives what θ does."""
     test_skipping_tiles_changes_nothing("topk_epanechnikov(4)", Causal(1), cut, monkeypatch)

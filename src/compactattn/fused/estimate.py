@@ -263,7 +263,7 @@ def forward(
         other = p_tilt + far * DV
         if TILT:
             mean = tl.where(live[:, None], tilt / tl.where(slopes == 0.0, 1.0, slopes)[:, None], 0.0)
-            store_rows(p_tilt, begin, m_rows, o_m, mean, DV, BLOCK_M, BLOCK_DV)
+            store_rows(p_tilt, begin, m_rows, o_m, mean if SOLVES else mean - out, DV, BLOCK_M, BLOCK_DV)
         centred = mean if SOLVES else out
         store_rows(
             other if TILT else p_tilt, begin, m_rows, o_m, centred - centred.to(b_q.dtype).to(tl.float32), DV, BLOCK_M, BLOCK_DV
@@ -315,7 +315,7 @@ def gather(
                 if RULE == ANCHORED and GRAD and TILT:
                     equal = s == row[3]
                     best += tl.sum((equal if WHOLE else equal & seen).to(tl.float32), 1)
-            if RULE == FIXED:
+            if RULE == FIXED or R == INF:
                 k = rounded(k, b_v.dtype)
             more = tl.sum(k, 1)
             mass += more
@@ -326,7 +326,10 @@ def gather(
             if READOUT:
                 support += tl.sum((k > 0.0).to(tl.int32), 1)
             if TRACK:
-                bits = bits | (((more == 0.0) == 0).to(tl.int32) << (i - group))
+                holds = (more == 0.0) == 0
+                if RULE == NEAREST:  # the k-th key may weigh nothing, and receives what θ does
+                    holds = holds | (tl.max((o_n[None, :] == row[6]).to(tl.int32), 1) > 0)
+                bits = bits | (holds.to(tl.int32) << (i - group))
         if TRACK:
             o = group + tl.arange(0, WORD)
             tiles = find_tile(tl.minimum(o, end - 1), whole, p_list, size, LISTED, WHOLE)
@@ -417,7 +420,7 @@ def backward_queries(
         centre = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1) + rest
         if TILTED:
             known = kept[1] > 0.0
-            share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * (lean - centre), 0.0)
+            share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * lean, 0.0)
     o_pulled = (tl.cast(head, tl.int64) * blocks + begin // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
     padded = tl.cast(tl.num_programs(0), tl.int64) * BLOCK_M
     if is_plain(RULE, R, ALIBI, EXACT):  # all that `backward_keys` needs, for every row of the block

@@ -79,4 +79,5 @@ def test_a_long_square_agrees_with_its_last_rows(case):
     square = run(rows._replace(inputs=rows.inputs | {"q": q}, do=do), "fused")
     for name, want in run(rows, "fused").items():
         got = square[name][:, :, more:] if name in ("out", "dq") else square[name]
-        assert (got.double() - want.double()).norm() <= torch.finfo(want.dtype).eps / 2 * want.double().norm(), name
+        ulps = 16 if name == "dscale" else 0.5  # its parts are as many as there are blocks, and are added in another order
+        assert (got.double() - want.double()).norm() <= ulps * torch.finfo(want.dtype).eps * want.double().norm(), name

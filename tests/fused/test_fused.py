@@ -61,6 +61,7 @@ CASES = {
     "strictly past": Case(1, 2, 1, 33, 33, 40, 7, (64, 64), Causal(offset=1)),
     "more queries than keys": Case(1, 1, 1, 33, 20, 16, 16, (16, 32), Causal(offset=1)),
     "padding": Case(2, 1, 1, 7, 9, 5, 5, (16, 16), Causal() & Padding([0, 6], queries=[7, 5])),
+    "padded queries": Case(1, 1, 1, 20, 20, 5, 5, (32, 16), Padding([20], queries=[9])),
     "packed": Case(1, 1, 1, 33, 33, 5, 5, (64, 16), Causal(1) & Packed([3, 0, 21, 9])),
     "alibi": Case(1, 2, 1, 12, 20, 16, 5, (16, 16), Causal() & ALiBi()),
 }

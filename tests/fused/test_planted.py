@@ -59,6 +59,9 @@ PLANTS = {
     "scores at or above are counted in one tile": Plant(
         "threshold.py", "count += tl.sum((i >= middle", "count = tl.sum((i >= middle", "topk"
     ),
+    "a row that sees no key has a best one": Plant(
+        "threshold.py", "tl.where(live, largest(best), -INF)", "largest(best)", "padded"
+    ),
     # tiles.py and profiles.py
     "a whole tile is dropped": Plant("tiles.py", "whole[4] - whole[3] if WHOLE", "whole[4] - whole[3] - 1 if WHOLE"),
     "mask is off by one": Plant("tiles.py", "(o_n < hi)", "(o_n <= hi)"),
@@ -234,6 +237,7 @@ BATTERY = {
     "relumax with ALiBi": attending("relumax(r=2, b=2)", Causal(1) & ALiBi(), 18, 35),
     "tied relumax": attending("relumax(r=1, b=2)", Causal(), 20, 20, tied=True),
     "rectified": attending("rectified(r=1, b=0.1)", Causal() & Padding([9, 40], queries=[12, 40]), batch=2),
+    "padded sparsemax": attending("epanechnikov", Padding([20], queries=[9]), 20, 20),
     "triweight": attending("triweight", Packed([23, 17]) & ALiBi()),
     "entmax(1.7)": attending("entmax(1.7)", Causal(-2), 17, 20),
     "gaussian": attending("gaussian", Causal(-1)),

@@ -90,8 +90,8 @@ def measure(contestant: str, kernel: str, cache: Cache, timer: Timer = time_call
     batch, heads, keys, dim = cache.k.shape
     row: dict[str, object] = {
         "contestant": contestant, "kernel": kernel, "batch": batch, "heads": heads, "length": keys, "head_dim": dim,
-        "dtype": str(cache.k.dtype).removeprefix("torch."), "status": "ok", "timed": "", "median_ms": "", "p20_ms": "", "p80_ms": "",
-        "skipped_pages": "", "error_output": "",
+        "dtype": str(cache.k.dtype).removeprefix("torch."), "status": "ok", "timed": "",
+        "median_ms": "", "p20_ms": "", "p80_ms": "", "skipped_pages": "", "error_output": "",
     }  # fmt: skip
     try:
         call = prepare(contestant, kernel, cache)

@@ -22,11 +22,38 @@ import triton.language as tl
 
 from compactattn.fused.profiles import ALL, INF, LOG2E, any_powers, is_whole, root, whole_powers
 from compactattn.fused.threshold import (
-    ANCHORED, CUT, FIXED, LENGTHS, MASS, MOST_TURNS, NEAREST, NORMALISING, PEAK, REACH, SLOPES, THETA,
-    WORD, either, larger, newton_step, shorten,
+    ANCHORED,
+    CUT,
+    FIXED,
+    LENGTHS,
+    MASS,
+    MOST_TURNS,
+    NEAREST,
+    NORMALISING,
+    PEAK,
+    REACH,
+    SLOPES,
+    THETA,
+    WORD,
+    either,
+    larger,
+    newton_step,
+    shorten,
 )  # fmt: skip
 from compactattn.fused.tiles import (
-    add_dot, bend, count_tiles, dot, find_tile, grounded, legal, load_rows, load_sight, plan, shift, span, store_rows,
+    add_dot,
+    bend,
+    count_tiles,
+    dot,
+    find_tile,
+    grounded,
+    legal,
+    load_rows,
+    load_sight,
+    plan,
+    shift,
+    span,
+    store_rows,
 )  # fmt: skip
 
 
@@ -131,10 +158,7 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexp
         s = bend(raw * scale, o_n, at, slope, ALIBI)
         x = shift(s, peak)
         if is_whole(R):
-            if RULE == FIXED:
-                t = (s - theta) * unit + tl.where(unit == 0.0, base, 0.0)
-            else:
-                t = (x + reach) * unit
+            t = (s - theta) * unit + tl.where(unit == 0.0, base, 0.0) if RULE == FIXED else (x + reach) * unit
             k, steep = whole_powers(t, R)
         elif R == 0.0:
             inside = s > theta if RULE == FIXED else x > -reach if RULE == ANCHORED else s == s
@@ -226,7 +250,7 @@ def forward(
         acc, tilt, mass, slopes, best, support, running = sums
         going = going * 0
         if SOFT:
-            peak = running
+            peak = tl.where(live, running, -INF)
         if SOLVES:
             solid = live & (slopes > 0.0)
             step = tl.where(solid, newton_step(tl.where(solid, mass, 1.0), tl.where(solid, slopes, 1.0), reach, R), 0.0)
@@ -274,9 +298,9 @@ def forward(
 
 @triton.jit
 def gather(
-    sums, b_q, p_k, p_v, k_n, v_n, row, sight, lists, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr,
-    READOUT: tl.constexpr, GRAD: tl.constexpr, TILT: tl.constexpr, SOFT: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr,
-    WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    sums, b_q, p_k, p_v, k_n, v_n, row, sight, lists, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr,
+    EXACT: tl.constexpr, READOUT: tl.constexpr, GRAD: tl.constexpr, TILT: tl.constexpr, SOFT: tl.constexpr,
+    LISTED: tl.constexpr, TRACK: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Σ K v, Σ slope v, Σ K, Σ slope, the number of best keys and of keys inside, over the masked or the whole tiles.
@@ -513,11 +537,13 @@ def backward_keys(
             (b * H + h) * Q, (b * H + h) * padded, rows // Q * padded, Q, tl.cast(rows, tl.int64),
         )  # fmt: skip
         dk, dv = pull_queries(
-            dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles, tl.load(p_count + 2 * block), tiles,
+            dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
+            tl.load(p_count + 2 * block), tiles,
             scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
         )  # fmt: skip
         dk, dv = pull_queries(
-            dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles, tl.load(p_count + 2 * block + 1), tiles,
+            dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
+            tl.load(p_count + 2 * block + 1), tiles,
             scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
         )  # fmt: skip
     store_rows(p_dv + b * dv_b + key_head * dv_h, begin, o_n < K, dv_n, dv, DV, BLOCK_N, BLOCK_DV)
@@ -607,7 +633,7 @@ def list_tiles(
     p_bounds, p_flags, p_list, p_count, bounds_b, H, blocks, tiles,
     BY_KEY: tl.constexpr, FLAGGED: tl.constexpr, SPAN: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The tiles of keys that a block of queries of one head reaches, or BY_KEY the blocks of queries that reach SPAN tiles of keys.
+    """The tiles of keys that a block of queries of one head reaches; BY_KEY the blocks of queries that reach SPAN tiles.
 
     Masked ones stand in the list from its beginning, whole ones from its end.
     """

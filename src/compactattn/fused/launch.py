@@ -79,7 +79,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a call is cut. The first three kernels share their tiles; a block of `keys` is whole tiles, a tile whole steps of it."""
+    """How a call is cut. The first three kernels share their tiles; a block of `keys` is whole tiles, a tile whole steps."""
 
     threshold: Blocks
     forward: Blocks
@@ -113,7 +113,7 @@ class Kept(NamedTuple):
     """What the forward pass leaves for the backward pass."""
 
     rows: Tensor  # (4 or 6, B, H, Q) fp32: see threshold.py
-    tilt: Tensor  # (1 or 2, B, H, Q, Dv) mean of the values under the slopes (or how far from o), and what the rounding of a mean left
+    tilt: Tensor  # (1 or 2, B, H, Q, Dv) mean of the values under the slopes, or its way from o; what rounding a mean left
     flags: Tensor  # (B·H, blocks of queries, tiles of keys) int8: whether a tile holds a weight, where it pays to know
 
 

@@ -65,7 +65,7 @@ def threshold(
     best, second, bound = look(
         best, second, bound, row, bounds, whole, p_flags, RULE, R, margin, ALIBI, TRACK, True, D, BLOCK_M, BLOCK_N, BLOCK_D
     )  # fmt: skip
-    peak = largest(best)
+    peak = tl.where(live, largest(best), -INF)  # in a whole tile a row that sees nothing has scores all the same
 
     m_rows = begin + tl.arange(0, BLOCK_M) < Q
     o_rows = tl.cast(head, tl.int64) * Q + begin + tl.arange(0, BLOCK_M)
@@ -87,8 +87,9 @@ def threshold(
 
 @triton.jit
 def look(
-    best, second, bound, row, bounds, whole, p_flags, RULE: tl.constexpr, R: tl.constexpr, margin, ALIBI: tl.constexpr,
-    TRACK: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    best, second, bound, row, bounds, whole, p_flags, RULE: tl.constexpr, R: tl.constexpr, margin,
+    ALIBI: tl.constexpr, TRACK: tl.constexpr, WHOLE: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The two best of each class (of each row, where one is enough) after the masked or after the whole tiles."""
     b_q, p_k, k_n, b_at, b_lo, b_hi, scale, slope = row

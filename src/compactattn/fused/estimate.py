@@ -300,7 +300,8 @@ def forward(
 def gather(
     sums, b_q, p_k, p_v, k_n, v_n, row, sight, lists, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr,
     EXACT: tl.constexpr, READOUT: tl.constexpr, GRAD: tl.constexpr, TILT: tl.constexpr, SOFT: tl.constexpr,
-    LISTED: tl.constexpr, TRACK: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    LISTED: tl.constexpr, TRACK: tl.constexpr, WHOLE: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Σ K v, Σ slope v, Σ K, Σ slope, the number of best keys and of keys inside, over the masked or the whole tiles.

@@ -23,7 +23,8 @@ def cross_entropy(p_logits, p_targets, p_counted, p_losses, scale, stride, V, GR
     p_row = p_logits + row * stride
     o = tl.arange(0, BLOCK)
     target, counted = tl.load(p_targets + row), tl.load(p_counted + row).to(tl.float32)
-    aim = tl.load(p_row + target).to(tl.float32) * scale
+    known = (target >= 0) & (target < V)  # a word that is none has no loss
+    aim = tl.load(p_row + target, mask=known, other=float("nan")).to(tl.float32) * scale
     b_peak, b_mass = tl.full((BLOCK,), FLOOR, tl.float32), tl.zeros((BLOCK,), tl.float32)
     for start in range(0, V, BLOCK):
         b_s = tl.load(p_row + start + o, mask=start + o < V, other=float("-inf")).to(tl.float32) * scale

@@ -125,7 +125,7 @@ def make_row(
         if RULE == NEAREST:
             gain = tl.where(reach > 0.0, gain, 0.0)
     elif R != 0.0:
-        gain = tl.where(alone | (reach <= 0.0), 0.0, R / (safe * mass))
+        gain = tl.where(dead | alone | (reach <= 0.0), 0.0, R / (safe * mass))
         base = tl.where(alone, 1.0, 0.0)
     elif RULE == FIXED:
         theta = tl.where(alone, -INF, theta)
@@ -162,7 +162,7 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexp
             k, steep = whole_powers(t, R)
         elif R == 0.0:
             inside = s > theta if RULE == FIXED else x > -reach if RULE == ANCHORED else s == s
-            k = tl.where(inside, inverse, 0.0)
+            k = tl.where(s == s, tl.where(inside, inverse, 0.0), s)
             steep = k * 0.0
         elif R == INF:
             k = tl.exp2(x * LOG2E) * inverse
@@ -277,6 +277,7 @@ def forward(
     mass = tl.where(mass == 0.0, 1.0, mass)  # no key: 0 / 1
 
     out = tl.where(live[:, None], acc / tl.abs(mass)[:, None], 0.0)
+    out = tl.where((peak == peak)[:, None], out, peak[:, None])  # a score that is not a number
     store_rows(p_o + b * o_b + h * o_h, begin, m_rows, o_m, out, DV, BLOCK_M, BLOCK_DV)
     tl.store(p_kept + PEAK * far + o_rows, peak, mask=m_rows)
     tl.store(p_kept + REACH * far + o_rows, reach, mask=m_rows)
@@ -367,7 +368,8 @@ def gather(
 def rounded(k, dtype: tl.constexpr):
     """The weights as the product with the values will see them: where Z is tiny, o must be a mean under just these."""
     if dtype == tl.bfloat16:
-        return ((k.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True)
+        near = ((k.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True)
+        return tl.where(k == k, near, k)  # the sum of a NaN may be anything
     else:
         return k.to(dtype).to(tl.float32)
 
@@ -622,6 +624,9 @@ def bound_blocks(p_lo, p_hi, p_bounds, lo_b, hi_b, Q, K, BLOCK_M: tl.constexpr):
     b, block = tl.cast(tl.program_id(0) // blocks, tl.int64), tl.program_id(0) % blocks
     _, b_lo, b_hi = load_sight(p_lo, p_lo + b * lo_b, p_hi + b * hi_b, block * BLOCK_M, Q, BLOCK_M)
     first, last, full_first, full_last = span(b_lo, b_hi, K)
+    o_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+    if tl.max(((b_lo >= b_hi) & (o_m < Q)).to(tl.int32), 0) > 0:  # what a row that sees nothing holds must meet a mask
+        full_first, full_last = K, 0
     p_bounds += 4 * tl.cast(tl.program_id(0), tl.int64)
     tl.store(p_bounds, first)
     tl.store(p_bounds + 1, last)
@@ -665,8 +670,8 @@ def list_tiles(
         )
         full = (seen & (full_first <= begin) & (full_last >= end)).to(tl.int32)
         rest = seen.to(tl.int32) - full
-        tl.store(p_list + masked + tl.cumsum(rest, 0) - 1, o.to(tl.int16), mask=rest > 0)
-        tl.store(p_list + size - whole - tl.cumsum(full, 0), o.to(tl.int16), mask=full > 0)
+        tl.store(p_list + masked + tl.cumsum(rest, 0) - 1, o.to(p_list.dtype.element_ty), mask=rest > 0)
+        tl.store(p_list + size - whole - tl.cumsum(full, 0), o.to(p_list.dtype.element_ty), mask=full > 0)
         masked += tl.sum(rest, 0)
         whole += tl.sum(full, 0)
     tl.store(p_count + 2 * tl.program_id(0), masked)

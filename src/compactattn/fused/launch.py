@@ -263,7 +263,7 @@ class Call:
 
         span = self.cut.keys.n // self.cut.forward.n
         own, size = (_count(self.tiles, span), self.blocks) if by_key else (self.blocks, self.tiles)
-        lists = bounds.new_empty((self.heads, own, size), dtype=torch.int16)
+        lists = bounds.new_empty((self.heads, own, size), dtype=torch.int16 if size < 2**15 else torch.int32)
         counts = bounds.new_empty((self.heads, own, 2))
         kernels.list_tiles[self.heads * own,](
             bounds, flags, lists, counts, bounds.stride(0) if len(bounds) > 1 else 0, self.lengths[0], self.blocks, self.tiles,

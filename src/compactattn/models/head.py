@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.library import custom_op
 from torch.nn.functional import pad
 
-from compactattn.fused.launch import HAVE_TRITON
+from compactattn.fused.launch import HAVE_TRITON, is_new
 
 CHUNK = {"cpu": 2**24, "cuda": 2**28}  # logits held at once
 ALIGNED = 64  # words to which a GPU pads the vocabulary
@@ -19,8 +19,8 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, counted: Tensor, 
     """Σ over counted tokens of −log softmax(scale · W h)_target, in fp32 (fp64 for fp64).
 
     Shapes: hidden (N, C), weight (V, C), targets and counted (N,). The gradients are made with the loss, chunk by
-    chunk, so that no (N, V) tensor is ever stored. Under autocast the products run in its dtype; the gradient of the
-    weight is summed in fp32 all the same.
+    chunk, so that no more than CHUNK logits are stored at a time. Under autocast the products run in its dtype; the
+    gradient of the weight is summed in fp32 all the same.
     """
     if torch.is_autocast_enabled(hidden.device.type):
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
@@ -30,7 +30,7 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, counted: Tensor, 
 
 def fused(hidden: Tensor) -> bool:
     """Whether the Triton kernel does the rows."""
-    return HAVE_TRITON and hidden.is_cuda and hidden.dtype != torch.float64
+    return HAVE_TRITON and hidden.is_cuda and hidden.dtype != torch.float64 and is_new(hidden.device.index or 0)
 
 
 @custom_op("compactattn::head_loss", mutates_args=())
@@ -45,7 +45,7 @@ def _head_loss(
     # rows of logits that start on no multiple of 16 bytes would slow the products down
     matrix = pad(weight.to(hidden.dtype), (0, 0, 0, -words % ALIGNED)) if fast else weight.to(hidden.dtype)
     count = -(-len(hidden) * words // CHUNK.get(hidden.device.type, 2**24)) or 1
-    size = max(1, len(hidden) // count)  # chunks of one size: a short one would cost as much
+    size = max(1, -(-len(hidden) // count))  # chunks of one size: a short one would cost as much
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, len(hidden), size):
             h, target, counts = (x[start : start + size] for x in (hidden, targets, counted))

@@ -190,3 +190,11 @@ def test_padding_and_lengths_agree():
     q, k, v = draw()
     assert torch.equal(decode(q, k, v, lengths=[9, 0]), decode(q, k, v, mask=Padding([9, 0])))
     assert (decode(q, k, v, lengths=[9, 0])[1] == 0).all()
+
+
+def test_decode_sends_no_gradient():
+    q, k, v = (torch.randn(1, 2, n, 8, requires_grad=True) for n in (1, 70, 70))
+    scale = torch.ones(2, requires_grad=True)
+    assert not decode(q, k, v, "entmax15", scale=scale).requires_grad
+    out, _ = decode(q, k, v, "entmax15", scale=scale, pages=Pages.of(k.detach()))
+    assert not out.requires_grad

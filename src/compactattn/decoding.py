@@ -92,6 +92,7 @@ def decode(
     q: Tensor, k: Tensor, v: Tensor, kernel: Kernel | str = ..., *, lengths: Lengths | None = None,
     scale: float | Tensor | None = None, mask: MaskLike = None, backend: str = "auto", pages: Pages,
 ) -> tuple[Tensor, Tensor]: ...  # fmt: skip
+@torch.no_grad()
 def decode(
     q: Tensor,
     k: Tensor,

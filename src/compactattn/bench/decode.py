@@ -22,8 +22,7 @@ from compactattn.bench.results import append, choose, describe_run, read_numbers
 from compactattn.decoding import Pages, decode
 
 BATCH, HEADS, DIM = 8, 8, 128
-RUN = 256  # neighbouring keys that are alike, in "clustered"
-DATA = ("random", "clustered")
+RUN = 256  # neighbouring keys that are alike, where they are clustered
 
 
 class Cache(NamedTuple):
@@ -77,12 +76,22 @@ def draw_cache(kind: str, keys: int, device: torch.device | str, dtype: torch.dt
     def normal(length: int) -> Tensor:
         return torch.randn(BATCH, HEADS, length, DIM, generator=generator, device=device).to(dtype)
 
-    q, k, v = normal(1), normal(keys), normal(keys)
-    if kind == "clustered":
-        centres = normal(-(-keys // RUN))
-        k = centres.repeat_interleave(RUN, dim=2)[:, :, :keys] + 0.3 * k
-        q = centres[:, :, centres.shape[2] // 2, None] + 0.3 * q
-    return Cache(q, k, v)
+    return DATA[kind](normal, keys)
+
+
+def _draw_random(normal: Callable[[int], Tensor], keys: int) -> Cache:
+    return Cache(normal(1), normal(keys), normal(keys))
+
+
+def _draw_clustered(normal: Callable[[int], Tensor], keys: int) -> Cache:
+    """Runs of keys are alike, and the query is like one of them."""
+    q, k, v = _draw_random(normal, keys)
+    centres = normal(-(-keys // RUN))
+    k = centres.repeat_interleave(RUN, dim=2)[:, :, :keys] + 0.3 * k
+    return Cache(centres[:, :, centres.shape[2] // 2, None] + 0.3 * q, k, v)
+
+
+DATA = {"random": _draw_random, "clustered": _draw_clustered}
 
 
 def measure(contestant: str, kernel: str, cache: Cache, timer: Timer = time_call) -> dict[str, object]:

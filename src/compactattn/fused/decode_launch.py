@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from compactattn.fused.launch import CODES
 from compactattn.masks import View
 
 PAGE = 64  # keys of a page
-CODES = {"normalising": 0, "anchored": 1, "fixed": 2, "nearest": 3}
 MOST_ROWS = 64  # query heads of a group × queries: one tile holds them
 MOST_FP32_ROWS = 16  # products in fp32 go without tensor cores, and their operands fill shared memory
 WAVES = 16  # programs for each multiprocessor while K is read

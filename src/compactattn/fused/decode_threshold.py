@@ -12,23 +12,15 @@ import triton.language as tl
 
 from compactattn.fused import decode_launch
 from compactattn.fused.profiles import INF, any_powers, is_whole, root, whole_powers
+from compactattn.fused.threshold import ANCHORED, EPS, FIXED, LARGEST, MOST_TURNS, NEAREST, NORMALISING, to_ordered
+from compactattn.fused.tiles import shift
 
 PAGE = tl.constexpr(decode_launch.PAGE)
-NORMALISING, ANCHORED, FIXED, NEAREST = (tl.constexpr(code) for code in decode_launch.CODES.values())
 PEAK, REACH, THETA, CUT = (tl.constexpr(place) for place in range(4))  # numbers kept of each row
-EPS = tl.constexpr(2.0**-23)
 COARSE = tl.constexpr(2.0**-10)  # how far above its root a reach may stay that only chooses pages
-MOST_TURNS = tl.constexpr(64)  # of Newton
-LARGEST = tl.constexpr(1e37)  # a reach whose inverse is a normal number
 LEAST = tl.constexpr(-(2**31))
 MOST = tl.constexpr(2**31 - 1)
 LENGTHS = ["key_heads", "Q", "K", "pages", "splits", "rows", "nearest", "scale_h", "at_b", "lo_b", "hi_b"]
-
-
-@triton.jit
-def shift(s, peak):
-    """x = s − max s; 0 at the best key also if that is infinite."""
-    return tl.where(s == peak, 0.0, s - peak)
 
 
 @triton.jit
@@ -89,13 +81,6 @@ def newton(p, p_list, size, peak, reach, tolerance, LISTED: tl.constexpr, R: tl.
         reach = tl.maximum(reach - step, reach * EPS)  # positive where the root is smaller than the rounding of ρ
         turn += 1
     return reach
-
-
-@triton.jit
-def to_ordered(s):
-    """Whole numbers in the order of the scores; −0 equals 0."""
-    i = tl.where(s == 0.0, 0.0, s).to(tl.int32, bitcast=True)
-    return i ^ ((i >> 31) & 0x7FFFFFFF)
 
 
 @triton.jit

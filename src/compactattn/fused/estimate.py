@@ -20,21 +20,65 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compactattn.fused.profiles import ALL, INF, LOG2E, any_powers, is_whole, root, whole_powers
+from compactattn.fused.profiles import (
+    ALL,
+    INF,
+    LEARNED,
+    LOG2E,
+    any_powers,
+    is_whole,
+    load_order,
+    order_slope,
+    root,
+    whole_powers,
+)  # fmt: skip
 from compactattn.fused.threshold import (
-    ANCHORED, CUT, FIXED, LENGTHS, MASS, MOST_TURNS, NEAREST, NORMALISING, PEAK, REACH, SLOPES, THETA,
-    WORD, either, larger, newton_step, shorten,
+    ANCHORED,
+    CUT,
+    FIXED,
+    LENGTHS,
+    MASS,
+    MOST_TURNS,
+    NEAREST,
+    NORMALISING,
+    PEAK,
+    REACH,
+    SLOPES,
+    THETA,
+    WORD,
+    either,
+    larger,
+    newton_step,
+    shorten,
+    tolerate,
 )  # fmt: skip
 from compactattn.fused.tiles import (
-    add_dot, bend, count_tiles, dot, find_tile, grounded, legal, load_rows, load_sight, plan, shift, span, store_rows,
+    add_dot,
+    bend,
+    bends_of,
+    count_tiles,
+    dot,
+    find_tile,
+    grounded,
+    has_bias,
+    has_slopes,
+    hides,
+    hush,
+    load_rows,
+    load_sight,
+    plan,
+    sees,
+    shift,
+    span,
+    store_rows,
 )  # fmt: skip
 
 
 @triton.constexpr_function
-def is_plain(rule, r, alibi, exact):
+def is_plain(rule, r, bends, exact):
     """Whether one multiply-add leads from q·k to y: no bias, no key found by equality, and bits to spare."""
     straight = (rule == 0 or rule == 2) and r in (1.0, 2.0, 3.0)  # normalising, fixed
-    return (straight or (rule == 0 and r == float("inf"))) and not alibi and not exact
+    return (straight or (rule == 0 and r == float("inf"))) and not bends and not exact
 
 
 @triton.constexpr_function
@@ -62,8 +106,8 @@ def load_kept(p_kept, o_rows, m_rows, far, RULE: tl.constexpr):
 
 @triton.jit
 def make_row(
-    kept, at, scale, slope, margin, NORMALISED: tl.constexpr, RULE: tl.constexpr, R: tl.constexpr, PEAKED: tl.constexpr
-):
+    kept, at, scale, bends, order, margin, NORMALISED: tl.constexpr, RULE: tl.constexpr, R: tl.constexpr, PEAKED: tl.constexpr
+):  # fmt: skip
     """What `weigh` needs of each row, and the gain g. K is y^r with y = rise · q·k + base = unit · (s − θ) + base.
 
     NORMALISED: K is w, else w but for the factor 1/Z. A row in whose reach no key is has Z < 0 and uniform weights.
@@ -98,28 +142,28 @@ def make_row(
         if RULE == NEAREST:
             gain = tl.where(reach > 0.0, gain, 0.0)
     elif R != 0.0:
-        gain = tl.where(alone | (reach <= 0.0), 0.0, R / (safe * mass))
+        gain = tl.where(alone | (reach <= 0.0), 0.0, order / (safe * mass))
         base = tl.where(alone, 1.0, 0.0)
     elif RULE == FIXED:
         theta = tl.where(alone, -INF, theta)
-    return (at, scale, slope, ground, safe, theta, cut, unit, inverse, rise, base), gain
+    return (at, scale, bends, ground, safe, theta, cut, unit, inverse, rise, base, order), gain
 
 
 @triton.jit
 def turn_row(row):
     """The row as (M, 1)."""
-    at, scale, slope, peak, reach, theta, cut, unit, inverse, rise, base = row
+    at, scale, bends, peak, reach, theta, cut, unit, inverse, rise, base, order = row
     return (
-        at[:, None], scale, slope, peak[:, None], reach[:, None], theta[:, None], cut[:, None], unit[:, None],
-        inverse[:, None], rise[:, None], base[:, None],
+        at[:, None], scale, bends, peak[:, None], reach[:, None], theta[:, None], cut[:, None], unit[:, None],
+        inverse[:, None], rise[:, None], base[:, None], order,
     )  # fmt: skip
 
 
 @triton.jit
-def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr):
+def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr):
     """The scores of a tile of q·k, K of every key and its slope, both 0 off the support."""
-    at, scale, slope, peak, reach, theta, cut, unit, inverse, rise, base = row
-    if is_plain(RULE, R, ALIBI, EXACT):
+    at, scale, bends, peak, reach, theta, cut, unit, inverse, rise, base, order = row
+    if is_plain(RULE, R, BENDS, EXACT):
         t = tl.fma(raw, rise, base)
         if R == INF:
             k = tl.exp2(t)
@@ -128,10 +172,10 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexp
             k, steep = whole_powers(t, R)
             return raw, k, steep
     else:
-        s = bend(raw * scale, o_n, at, slope, ALIBI)
+        s = bend(raw * scale, o_n, at, bends, BENDS)
         x = shift(s, peak)
         if is_whole(R):
-            if RULE == FIXED:
+            if RULE == FIXED:  # noqa: SIM108
                 t = (s - theta) * unit + tl.where(unit == 0.0, base, 0.0)
             else:
                 t = (x + reach) * unit
@@ -146,7 +190,7 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexp
                 k = tl.where(x > -reach, k, 0.0)
             steep = k
         else:
-            k, steep = any_powers(x, reach, R)
+            k, steep = any_powers(x, reach, order if R == LEARNED else R)
             k, steep = tl.where(base > 0.0, 1.0, k) * inverse, tl.where(base > 0.0, 0.0, steep)
         if RULE == NEAREST:
             inside = (s > theta) | ((s == theta) & (o_n <= cut))
@@ -160,10 +204,11 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexp
 @triton.jit(do_not_specialize=LENGTHS)
 def forward(
     p_q, p_k, p_v, p_o, p_tilt, p_kept, p_support, p_list, p_count, p_flags,
-    p_scale, p_slopes, p_at, p_lo, p_hi,
+    p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, scale_h, at_b, lo_b, hi_b,
+    bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
     H, Q, K, rows, tiles, margin,
-    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
+    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     READOUT: tl.constexpr, GRAD: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr, TOLERANCE: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -178,11 +223,13 @@ def forward(
     head = tl.program_id(0) // blocks
     b, h = tl.cast(head // H, tl.int64), tl.cast(head % H, tl.int64)
     b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
-    bounds = span(b_lo, b_hi, K)
+    bounds = span(b_lo, b_hi, K, BENDS)
     live = b_lo < b_hi
     b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
     scale = tl.load(p_scale + h * scale_h)
-    slope = tl.load(p_slopes + h).to(tl.float32) if ALIBI else 0.0
+    order = load_order(p_orders, h) if R == LEARNED else R
+    steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
+    bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
     p_k += b * k_b + h // GROUP * k_h
     p_v += b * v_b + h // GROUP * v_h
     m_rows = begin + tl.arange(0, BLOCK_M) < Q
@@ -210,39 +257,48 @@ def forward(
     support = none.to(tl.int32)
     turn, going = 0, tl.max(live.to(tl.int32), 0)
     while (going > 0) & (turn < MOST_TURNS):
-        row, _ = make_row((peak, reach, none + 1.0, none, kept[4], kept[5]), b_at, scale, slope, margin, False, RULE, R, PEAKED)
+        row, _ = make_row(
+            (peak, reach, none + 1.0, none, kept[4], kept[5]), b_at, scale, bends, order, margin, False, RULE, R, PEAKED
+        )
         flat = turn_row(row)
         zero = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
         leaning = tl.zeros((BLOCK_M, BLOCK_DV if TILT else 1), tl.float32)
         sums = (zero, leaning, none, none, none, none.to(tl.int32), none - INF)
         sums = gather(
             sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
-            RULE, R, ALIBI, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+            RULE, R, BENDS, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
         )  # fmt: skip
-        sums = gather(
-            sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
-            RULE, R, ALIBI, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
+        if not hides(BENDS):
+            sums = gather(
+                sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
+                RULE, R, BENDS, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, True,
+                D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
         acc, tilt, mass, slopes, best, support, running = sums
         going = going * 0
         if SOFT:
             peak = running
         if SOLVES:
             solid = live & (slopes > 0.0)
-            step = tl.where(solid, newton_step(tl.where(solid, mass, 1.0), tl.where(solid, slopes, 1.0), reach, R), 0.0)
-            off = tl.abs(step) > TOLERANCE * reach
+            step = tl.where(solid, newton_step(tl.where(solid, mass, 1.0), tl.where(solid, slopes, 1.0), reach, order, R), 0.0)
+            off = tl.abs(step) > tolerate(order, TOLERANCE, R) * reach
             going = tl.max(off.to(tl.int32), 0)
             reach = tl.where(off, shorten(reach, step), reach)
         turn += 1
     if SOLVES:
-        lower = R * step * (1.0 if is_whole(R) else 1.0 / reach)
-        acc -= lower[:, None] * tilt
-        mass -= lower * slopes
+        if is_whole(R):
+            lower = R * step
+            acc -= lower[:, None] * tilt
+            mass -= lower * slopes
+        else:  # in units of ρ, which shrinks: what is left of the step does not grow with r
+            lower = order * step / reach
+            acc += lower[:, None] * (acc - tilt)
+            mass += lower * (mass - slopes)
         reach = shorten(reach, step)
     if RULE == FIXED:
         alone = live & (mass == 0.0)
         if tl.max(alone.to(tl.int32), 0) > 0:  # nothing in reach is uniform
-            flatter, count = spread(p_v, v_n, b_lo, b_hi, bounds, DV, BLOCK_DV, BLOCK_M, BLOCK_N)
+            flatter, count = spread(p_v, v_n, b_at, b_lo, b_hi, bends, bounds, BENDS, DV, BLOCK_DV, BLOCK_M, BLOCK_N)
             acc = tl.where(alone[:, None], flatter, acc)
             mass = tl.where(alone, -count, mass)
             support = tl.where(alone, count.to(tl.int32), support)
@@ -274,9 +330,10 @@ def forward(
 
 @triton.jit
 def gather(
-    sums, b_q, p_k, p_v, k_n, v_n, row, sight, lists, RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr,
-    READOUT: tl.constexpr, GRAD: tl.constexpr, TILT: tl.constexpr, SOFT: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr,
-    WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    sums, b_q, p_k, p_v, k_n, v_n, row, sight, lists,
+    RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, READOUT: tl.constexpr, GRAD: tl.constexpr,
+    TILT: tl.constexpr, SOFT: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr, WHOLE: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Σ K v, Σ slope v, Σ K, Σ slope, the number of best keys and of keys inside, over the masked or the whole tiles.
@@ -284,7 +341,7 @@ def gather(
     With TRACK it also flags the tiles that hold a weight.
     """
     acc, tilt, mass, slopes, best, support, peak = sums
-    b_at, b_lo, b_hi, bounds, whole, counts = sight
+    _, b_lo, b_hi, bounds, whole, counts = sight
     p_list, p_flags, size = lists
     end = count_tiles(whole, counts, LISTED, WHOLE)
     for group in range(0, end, WORD):
@@ -297,9 +354,10 @@ def gather(
             b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
             raw = dot(b_q, tl.trans(b_k))
             if SOFT:
-                s = bend(raw * row[1], o_n[None, :], row[0], row[2], ALIBI)
+                s = bend(raw * row[1], o_n[None, :], row[0], row[2], BENDS)
                 if not WHOLE:
-                    s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
+                    seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
+                    s = tl.where(seen, s, -INF)
                 top = tl.maximum(peak, tl.reduce(s, 1, larger), propagate_nan=ALL)
                 ground = grounded(top)
                 fade = tl.exp2((peak - ground) * LOG2E)
@@ -308,13 +366,15 @@ def gather(
                 acc = acc * fade[:, None]
                 peak = top
             else:
-                s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, ALIBI, EXACT)
+                s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
                 if not WHOLE:
-                    seen = legal(o_n[None, :], b_lo[:, None], b_hi[:, None])
+                    seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
                     k, steep = tl.where(seen, k, 0.0), tl.where(seen, steep, 0.0)
                 if RULE == ANCHORED and GRAD and TILT:
                     equal = s == row[3]
                     best += tl.sum((equal if WHOLE else equal & seen).to(tl.float32), 1)
+            if not WHOLE:
+                b_v = hush(b_v, seen, 0, BENDS)
             if RULE == FIXED:
                 k = rounded(k, b_v.dtype)
             more = tl.sum(k, 1)
@@ -346,16 +406,20 @@ def rounded(k, dtype: tl.constexpr):
 
 @triton.jit
 def spread(
-    p_v, v_n, b_lo, b_hi, bounds, DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr
+    p_v, v_n, b_at, b_lo, b_hi, bends, bounds, BENDS: tl.constexpr,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Σ v over the keys that each row sees, and their number."""
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    count = tl.zeros((BLOCK_M,), tl.int32)
     for tile in range(bounds[0] // BLOCK_N, tl.cdiv(bounds[1], BLOCK_N)):
         o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         b_v = load_rows(p_v, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), v_n, DV, BLOCK_N, BLOCK_DV, False)
-        seen = legal(o_n[None, :], b_lo[:, None], b_hi[:, None])
-        acc = add_dot(acc, seen.to(b_v.dtype), b_v)
-    return acc, (b_hi - b_lo).to(tl.float32)
+        s = bend(tl.zeros((BLOCK_M, BLOCK_N), tl.float32), o_n[None, :], b_at[:, None], bends, BENDS)
+        seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
+        acc = add_dot(acc, seen.to(b_v.dtype), hush(b_v, seen, 0, BENDS))
+        count += tl.sum(seen.to(tl.int32), 1)
+    return acc, (count if hides(BENDS) else b_hi - b_lo).to(tl.float32)
 
 
 # -- backward ------------------------------------------------------------------------------------
@@ -375,32 +439,36 @@ def pull(s, o_n, row, steep, dw, gain, offset, share, RULE: tl.constexpr, R: tl.
 
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_queries(
-    p_do, p_q, p_k, p_v, p_o, p_tilt, p_dq, p_kept, p_pulled, p_dscale, p_list, p_count, p_scale, p_slopes, p_at, p_lo, p_hi,
+    p_do, p_q, p_k, p_v, p_o, p_tilt, p_dq, p_kept, p_pulled, p_dscale, p_dorder, p_list, p_count,
+    p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
     do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, dq_b, dq_h, dq_m, scale_h, at_b, lo_b, hi_b,
+    bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
     H, Q, K, rows, tiles, margin,
-    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
+    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     LISTED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """dq of a block of queries, its part of dscale, and for `backward_keys` the centre and share of each row."""
+    """dq of a block of queries, its part of dscale and of dr, and for `backward_keys` the centre and share of each row."""
     blocks = tl.cdiv(Q, BLOCK_M)
     begin = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
     head = tl.program_id(0) // blocks
     b, h = tl.cast(head // H, tl.int64), tl.cast(head % H, tl.int64)
     b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
-    bounds = span(b_lo, b_hi, K)
+    bounds = span(b_lo, b_hi, K, BENDS)
     live = b_lo < b_hi
     b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
     b_do = load_rows(p_do + b * do_b + h * do_h, begin, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
     scale = tl.load(p_scale + h * scale_h)
-    slope = tl.load(p_slopes + h).to(tl.float32) if ALIBI else 0.0
+    order = load_order(p_orders, h) if R == LEARNED else R
+    steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
+    bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
     p_k += b * k_b + h // GROUP * k_h
     p_v += b * v_b + h // GROUP * v_h
     m_rows = begin + tl.arange(0, BLOCK_M) < Q
     o_rows = tl.cast(head, tl.int64) * Q + begin + tl.arange(0, BLOCK_M)
     far = tl.cast(rows, tl.int64)
     kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
-    row, gain = make_row(kept, b_at, scale, slope, margin, True, RULE, R, PEAKED)
+    row, gain = make_row(kept, b_at, scale, bends, order, margin, True, RULE, R, PEAKED)
 
     TILTED: tl.constexpr = R != INF and RULE != FIXED
     o_o = b * o_b + h * o_h
@@ -420,7 +488,7 @@ def backward_queries(
             share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * (lean - centre), 0.0)
     o_pulled = (tl.cast(head, tl.int64) * blocks + begin // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
     padded = tl.cast(tl.num_programs(0), tl.int64) * BLOCK_M
-    if is_plain(RULE, R, ALIBI, EXACT):  # all that `backward_keys` needs, for every row of the block
+    if is_plain(RULE, R, BENDS, EXACT):  # all that `backward_keys` needs, for every row of the block
         tl.store(p_pulled + o_pulled, row[9])
         tl.store(p_pulled + padded + o_pulled, row[10])
         tl.store(p_pulled + 2 * padded + o_pulled, gain * scale)
@@ -428,36 +496,45 @@ def backward_queries(
     else:
         tl.store(p_pulled + o_pulled, centre)
         tl.store(p_pulled + padded + o_pulled, share * scale)
+        if has_bias(BENDS):
+            tl.store(p_pulled + 2 * padded + o_pulled, share)
 
     block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
     counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
     sight = (b_at, b_lo, b_hi, bounds, plan(bounds, BLOCK_N), counts)
-    pulls = (gain[:, None], (-gain * centre)[:, None], share[:, None])
+    pulls = (gain[:, None], (-gain * centre)[:, None], (centre if R == LEARNED else share)[:, None])
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    dtheta = tl.zeros((BLOCK_M,), tl.float32)
+    dself = tl.zeros((BLOCK_M,), tl.float32)
     flat = turn_row(row)
-    acc, dtheta = pull_keys(
-        acc, dtheta, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
-        RULE, R, ALIBI, EXACT, LISTED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+    acc, dself = pull_keys(
+        acc, dself, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
+        RULE, R, BENDS, EXACT, LISTED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    acc, dtheta = pull_keys(
-        acc, dtheta, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
-        RULE, R, ALIBI, EXACT, LISTED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
+    if not hides(BENDS):
+        acc, dself = pull_keys(
+            acc, dself, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
+            RULE, R, BENDS, EXACT, LISTED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
     acc = tl.where(live[:, None], acc, 0.0)
     store_rows(p_dq + b * dq_b + h * dq_h, begin, m_rows, dq_m, acc * scale, D, BLOCK_M, BLOCK_D)
-    dscale = tl.sum(acc * b_q.to(tl.float32), 1) + dtheta
+    if hides(BENDS):
+        b_q = tl.where((kept[0] != -INF)[:, None], b_q, 0.0)
+    dscale = tl.sum(acc * b_q.to(tl.float32), 1)
+    if R == LEARNED:
+        tl.store(p_dorder + tl.program_id(0), tl.sum(dself, 0))
+    else:
+        dscale += dself
     tl.store(p_dscale + tl.program_id(0), tl.sum(dscale, 0))
 
 
 @triton.jit
 def pull_keys(
-    acc, dtheta, b_q, b_do, p_k, p_v, k_n, v_n, row, pulls, sight, p_list, tiles, RULE: tl.constexpr, R: tl.constexpr,
-    ALIBI: tl.constexpr, EXACT: tl.constexpr, LISTED: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    acc, dself, b_q, b_do, p_k, p_v, k_n, v_n, row, pulls, sight, p_list, tiles, RULE: tl.constexpr, R: tl.constexpr,
+    BENDS: tl.constexpr, EXACT: tl.constexpr, LISTED: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Σ ds k over the masked or the whole tiles, and what a fixed θ receives."""
-    b_at, b_lo, b_hi, bounds, whole, counts = sight
+    """Σ ds k over the masked or the whole tiles, and what a fixed θ or a learned r receives."""
+    _, b_lo, b_hi, bounds, whole, counts = sight
     for i in range(0, count_tiles(whole, counts, LISTED, WHOLE)):
         tile = find_tile(i, whole, p_list, tiles, LISTED, WHOLE)
         o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -466,22 +543,29 @@ def pull_keys(
         b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
         raw = dot(b_q, tl.trans(b_k))
         dw = dot(b_do, tl.trans(b_v))
-        s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, ALIBI, EXACT)
+        s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
         ds = pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
         if not WHOLE:
-            ds = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), ds, 0.0)
+            seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
+            ds = tl.where(seen, ds, 0.0)
+            b_k = hush(b_k, seen, 0, BENDS)
         if RULE == FIXED:
-            dtheta -= tl.sum(ds, 1)
+            dself -= tl.sum(ds, 1)
+        if R == LEARNED:
+            dorder = order_slope(k, row[11]) * (dw - pulls[2])
+            dself += tl.sum(dorder if WHOLE else tl.where(seen, dorder, 0.0), 1)
         acc = add_dot(acc, ds.to(b_k.dtype), b_k)
-    return acc, dtheta
+    return acc, dself
 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_keys(
-    p_do, p_q, p_k, p_v, p_dk, p_dv, p_kept, p_pulled, p_list, p_count, p_scale, p_slopes, p_at, p_lo, p_hi,
+    p_do, p_q, p_k, p_v, p_dk, p_dv, p_kept, p_pulled, p_list, p_count,
+    p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
     do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n,
-    scale_h, at_b, lo_b, hi_b, H, Q, K, rows, tiles, margin,
-    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
+    scale_h, at_b, lo_b, hi_b, bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
+    H, Q, K, rows, tiles, margin,
+    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
@@ -499,10 +583,12 @@ def backward_keys(
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
     sight = (p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b)
+    steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
     for member in range(GROUP):
         h = key_head * GROUP + member
         scale = tl.load(p_scale + h * scale_h)
-        slope = tl.load(p_slopes + h).to(tl.float32) if ALIBI else 0.0
+        order = load_order(p_orders, h) if R == LEARNED else R
+        bends = (b, h, p_slopes, p_bias, p_allowed, steps)
         block = (b * H + h) * blocks + begin // BLOCK_N
         padded = tl.cast(tiles, tl.int64) * (STEPS * BLOCK_M)  # rows of a head in p_pulled
         queries = (
@@ -510,13 +596,16 @@ def backward_keys(
             (b * H + h) * Q, (b * H + h) * padded, rows // Q * padded, Q, tl.cast(rows, tl.int64),
         )  # fmt: skip
         dk, dv = pull_queries(
-            dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles, tl.load(p_count + 2 * block), tiles,
-            scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+            dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
+            tl.load(p_count + 2 * block), tiles, scale, bends, order, margin, RULE, R, BENDS, EXACT, PEAKED, False,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
         )  # fmt: skip
-        dk, dv = pull_queries(
-            dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles, tl.load(p_count + 2 * block + 1), tiles,
-            scale, slope, margin, RULE, R, ALIBI, EXACT, PEAKED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
-        )  # fmt: skip
+        if not hides(BENDS):
+            dk, dv = pull_queries(
+                dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
+                tl.load(p_count + 2 * block + 1), tiles, scale, bends, order, margin, RULE, R, BENDS, EXACT, PEAKED, True,
+                D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+            )  # fmt: skip
     store_rows(p_dv + b * dv_b + key_head * dv_h, begin, o_n < K, dv_n, dv, DV, BLOCK_N, BLOCK_DV)
     if R != 0.0:
         store_rows(p_dk + b * dk_b + key_head * dk_h, begin, o_n < K, dk_n, dk, D, BLOCK_N, BLOCK_D)
@@ -524,8 +613,8 @@ def backward_keys(
 
 @triton.jit
 def pull_queries(
-    dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scale, slope, margin,
-    RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr, WHOLE: tl.constexpr,
+    dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scale, bends, order, margin,
+    RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
@@ -537,9 +626,9 @@ def pull_queries(
         o_m = start + tl.arange(0, BLOCK_M)
         m_rows = o_m < Q
         b_at = o_m
-        if ALIBI:
+        if has_slopes(BENDS):
             b_at = tl.load(sight[0] + o_m, mask=m_rows, other=0).to(tl.int32)
-        live = m_rows
+        live, b_lo, b_hi = m_rows, o_m, o_m
         if not WHOLE:
             b_lo = tl.load(sight[1] + o_m, mask=m_rows, other=0).to(tl.int32)
             b_hi = tl.load(sight[2] + o_m, mask=m_rows, other=0).to(tl.int32)
@@ -547,14 +636,16 @@ def pull_queries(
         b_q = load_rows(p_q, start, live, q_m, D, BLOCK_M, BLOCK_D, False)
         b_do = load_rows(p_do, start, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
         row, pulls = load_pulled(
-            p_kept, p_pulled + first_pulled + o_m, padded, first_row + o_m, m_rows, far, b_at, scale, slope, margin,
-            RULE, R, ALIBI, EXACT, PEAKED,
+            p_kept, p_pulled + first_pulled + o_m, padded, first_row + o_m, m_rows, far, b_at, scale,
+            bends_of(bends[1], (bends[0], o_m, b_lo, b_hi), bends[2], bends[3], bends[4], bends[5], BENDS), order, margin,
+            RULE, R, BENDS, EXACT, PEAKED,
         )  # fmt: skip
         raw = dot(b_q, tl.trans(b_k))
-        s, w, steep = weigh(raw, o_n[None, :], row, RULE, R, ALIBI, EXACT)
+        s, w, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
         if not WHOLE:
-            seen = legal(o_n[None, :], b_lo[:, None], b_hi[:, None])
+            seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
             w = tl.where(seen, w, 0.0)
+            b_q, b_do = hush(b_q, seen, 1, BENDS), hush(b_do, seen, 1, BENDS)
         dv = add_dot(dv, tl.trans(w.to(b_do.dtype)), b_do)
         if R != 0.0:
             dw = dot(b_do, tl.trans(b_v))
@@ -567,31 +658,100 @@ def pull_queries(
 
 @triton.jit
 def load_pulled(
-    p_kept, p_pulled, padded, o_rows, m_rows, far, b_at, scale, slope, margin,
-    RULE: tl.constexpr, R: tl.constexpr, ALIBI: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
+    p_kept, p_pulled, padded, o_rows, m_rows, far, b_at, scale, bends, order, margin,
+    RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
 ):  # fmt: skip
     """The rows as `weigh` and `pull` take them; the gain and the share hold the scale already."""
     one, two = tl.load(p_pulled)[:, None], tl.load(p_pulled + padded)[:, None]
-    if is_plain(RULE, R, ALIBI, EXACT):
+    if is_plain(RULE, R, BENDS, EXACT):
         gain, offset = tl.load(p_pulled + 2 * padded)[:, None], tl.load(p_pulled + 3 * padded)[:, None]
-        return (one, scale, slope, one, one, one, one, one, one, one, two), (gain, offset, one)
+        return (one, scale, bends, one, one, one, one, one, one, one, two, order), (gain, offset, one)
     else:
         kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
-        row, gain = make_row(kept, b_at, scale, slope, margin, True, RULE, R, PEAKED)
+        row, gain = make_row(kept, b_at, scale, bends, order, margin, True, RULE, R, PEAKED)
         slant = (gain * scale)[:, None]
         return turn_row(row), (slant, -slant * one, two)
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def backward_bias(
+    p_do, p_q, p_k, p_v, p_dbias, p_kept, p_pulled, p_flags, p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
+    do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, dbias_b, dbias_h, dbias_m, dbias_n,
+    scale_h, at_b, lo_b, hi_b, bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
+    B, H, Q, K, rows, tiles, margin,
+    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
+    TRACK: tl.constexpr, BY_SAMPLE: tl.constexpr, BY_HEAD: tl.constexpr, BY_QUERY: tl.constexpr, BY_KEY: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Σ ds of a tile of the bias, over the samples, heads, queries and keys that share a number of it, in their order."""
+    blocks = tl.cdiv(Q, BLOCK_M)
+    place = tl.program_id(0)
+    tile_0, tile_1 = (place % tiles, place % tiles + 1) if BY_KEY else (0, tiles)
+    place = place // tiles if BY_KEY else place
+    block_0, block_1 = (place % blocks, place % blocks + 1) if BY_QUERY else (0, blocks)
+    place = place // blocks if BY_QUERY else place
+    h_0, h_1 = (place % H, place % H + 1) if BY_HEAD else (0, H)
+    place = place // H if BY_HEAD else place
+    b_0, b_1 = (place, place + 1) if BY_SAMPLE else (0, B)
+    steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
+    far = tl.cast(rows, tl.int64)
+    padded = tl.cast(B * H, tl.int64) * blocks * BLOCK_M
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for sample in range(b_0, b_1):
+        for of_sample in range(h_0, h_1):
+            b, h = tl.cast(sample, tl.int64), tl.cast(of_sample, tl.int64)
+            scale = tl.load(p_scale + h * scale_h)
+            order = load_order(p_orders, h) if R == LEARNED else R
+            for block in range(block_0, block_1):
+                o_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
+                b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, block * BLOCK_M, Q, BLOCK_M)
+                live, m_rows = b_lo < b_hi, o_m < Q
+                bounds = span(b_lo, b_hi, K, BENDS)
+                b_q = load_rows(p_q + b * q_b + h * q_h, block * BLOCK_M, live, q_m, D, BLOCK_M, BLOCK_D, False)
+                b_do = load_rows(p_do + b * do_b + h * do_h, block * BLOCK_M, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
+                bends = bends_of(h, (b, o_m, b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
+                kept = load_kept(p_kept, (b * H + h) * Q + o_m, m_rows, far, RULE)
+                row, gain = make_row(kept, b_at, scale, bends, order, margin, True, RULE, R, PEAKED)
+                flat = turn_row(row)
+                p_centre = p_pulled + ((b * H + h) * blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
+                offset, share = -gain * tl.load(p_centre), tl.load(p_centre + 2 * padded)
+                for tile in range(tile_0, tile_1):
+                    reached = (bounds[0] < (tile + 1) * BLOCK_N) & (bounds[1] > tile * BLOCK_N)
+                    if TRACK:
+                        o_flag = ((b * H + h) * blocks + block) * tiles + tile
+                        reached = reached & (tl.load(p_flags + o_flag, mask=reached, other=0) != 0)
+                    if reached:
+                        o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+                        m_n = (o_n >= bounds[0]) & (o_n < bounds[1])
+                        b_k = load_rows(p_k + b * k_b + h // GROUP * k_h, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, False)
+                        b_v = load_rows(
+                            p_v + b * v_b + h // GROUP * v_h, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, False
+                        )
+                        s, _, steep = weigh(dot(b_q, tl.trans(b_k)), o_n[None, :], flat, RULE, R, BENDS, EXACT)
+                        dw = dot(b_do, tl.trans(b_v))
+                        ds = pull(s, o_n[None, :], flat, steep, dw, gain[:, None], offset[:, None], share[:, None], RULE, R)
+                        acc += tl.where(sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS), ds, 0.0)
+    o_m, o_n = block_0 * BLOCK_M + tl.arange(0, BLOCK_M), tile_0 * BLOCK_N + tl.arange(0, BLOCK_N)
+    if not BY_QUERY:
+        acc = tl.where((o_m == 0)[:, None], tl.sum(acc, 0)[None, :], 0.0)
+    if not BY_KEY:
+        acc = tl.where((o_n == 0)[None, :], tl.sum(acc, 1)[:, None], 0.0)
+    p = p_dbias + tl.cast(b_0, tl.int64) * dbias_b + tl.cast(h_0, tl.int64) * dbias_h
+    p = p + tl.cast(o_m, tl.int64)[:, None] * dbias_m + tl.cast(o_n, tl.int64)[None, :] * dbias_n
+    tl.store(p, acc, mask=(o_m < (Q if BY_QUERY else 1))[:, None] & (o_n < (K if BY_KEY else 1))[None, :])
 
 
 # -- lists ---------------------------------------------------------------------------------------
 
 
 @triton.jit(do_not_specialize=["Q", "K", "lo_b", "hi_b"])
-def bound_blocks(p_lo, p_hi, p_bounds, lo_b, hi_b, Q, K, BLOCK_M: tl.constexpr):
+def bound_blocks(p_lo, p_hi, p_bounds, lo_b, hi_b, Q, K, BENDS: tl.constexpr, BLOCK_M: tl.constexpr):
     """(B, blocks, 4): the keys that any and that all queries of a block see."""
     blocks = tl.cdiv(Q, BLOCK_M)
     b, block = tl.cast(tl.program_id(0) // blocks, tl.int64), tl.program_id(0) % blocks
     _, b_lo, b_hi = load_sight(p_lo, p_lo + b * lo_b, p_hi + b * hi_b, block * BLOCK_M, Q, BLOCK_M)
-    first, last, full_first, full_last = span(b_lo, b_hi, K)
+    first, last, full_first, full_last = span(b_lo, b_hi, K, BENDS)
     p_bounds += 4 * tl.cast(tl.program_id(0), tl.int64)
     tl.store(p_bounds, first)
     tl.store(p_bounds + 1, last)
@@ -604,7 +764,7 @@ def list_tiles(
     p_bounds, p_flags, p_list, p_count, bounds_b, H, blocks, tiles,
     BY_KEY: tl.constexpr, FLAGGED: tl.constexpr, SPAN: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The tiles of keys that a block of queries of one head reaches, or BY_KEY the blocks of queries that reach SPAN tiles of keys.
+    """The tiles of keys that a block of queries of one head reaches, or BY_KEY the blocks that reach SPAN tiles of keys.
 
     Masked ones stand in the list from its beginning, whole ones from its end.
     """

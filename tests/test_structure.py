@@ -44,7 +44,7 @@ def test_importing_the_package_needs_torch_and_nothing_optional():
     code = "import sys, compactattn, compactattn.memory.features; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "compactattn.attention" in modules
-    optional = {"compactattn.fused.estimate", "tyro", "rich", "matplotlib", "sklearn", "tiktoken", "safetensors", "entmax"}
+    optional = {"compactattn.fused.forward", "tyro", "rich", "matplotlib", "sklearn", "tiktoken", "safetensors", "entmax"}
     assert not optional & set(modules)
 
 
@@ -52,7 +52,7 @@ def test_training_and_the_data_of_reports_need_neither_terminal_nor_pictures():
     code = "import sys, compactattn.experiments.sweep, compactattn.report.runs, compactattn.report.tables; print(*sys.modules)"
     modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "compactattn.training.loop" in modules
-    assert not {"tyro", "rich", "matplotlib", "tiktoken", "compactattn.fused.estimate"} & set(modules)
+    assert not {"tyro", "rich", "matplotlib", "tiktoken", "compactattn.fused.forward"} & set(modules)
 
 
 def test_every_row_of_the_equations_names_functions_and_tests_that_exist():

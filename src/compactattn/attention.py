@@ -85,10 +85,10 @@ def attend(
     beta = _per_head("scale", 1 / math.sqrt(dim) if scale is None else scale, heads, q)
     orders = _orders(kernel, heads, q)
     view = resolve(mask, (batch, heads, queries, k.shape[2]), q.device)
-    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, beta))
+    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, beta, view.bias, orders) if x is not None)
     out, threshold, support, *_ = _attend(
         q, k, v, beta, view.at, view.lo, view.hi, view.allowed, view.bias, view.slopes,
-        orders, *encode(kernel), return_readout, _choose(backend, q, k, v, view, kernel), grad,
+        orders, *encode(kernel), return_readout, _choose(backend, q), grad,
     )  # fmt: skip
     if not return_readout:
         return out
@@ -157,7 +157,7 @@ def _attend(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
     if fused:
-        found, kept = launch.estimate(q, k, v, scale, view, (r, rule, value), readout, grad)
+        found, kept = launch.estimate(q, k, v, scale, view, (r, rule, value), orders, readout, grad)
         return found.out, found.threshold, found.support, *kept
     order = r if orders is None else orders
     with _full_precision(q):
@@ -199,7 +199,8 @@ def _attend_backward(
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
     order = r if orders is None else orders
     if out is not None and rows is not None and tilt is not None and flags is not None:
-        got = launch.estimate_backward(do, q, k, v, scale, view, (r, rule, value), out, launch.Kept(rows, tilt, flags))
+        kept = launch.Kept(rows, tilt, flags)
+        got = launch.estimate_backward(do, q, k, v, scale, view, (r, rule, value), orders, bias_grad, out, kept)
     else:
         with _full_precision(q):
             got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad)
@@ -333,14 +334,14 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"the heads of q must be a multiple of the heads of k; got {shapes}. Heads come before time")
 
 
-def _choose(backend: str, q: Tensor, k: Tensor, v: Tensor, view: View, kernel: Kernel) -> bool:
-    """Whether the fused kernels do the work; else it is the reference."""
+def _choose(backend: str, q: Tensor, lacking: str = "") -> bool:
+    """Whether the fused kernels do the work; else it is the reference. `lacking` is what they have no form of."""
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is not available; choose one of {', '.join(BACKENDS)}")
     if backend == "reference":
         return False
     on_cpu = q.device.type == "cpu"
-    reason = "" if on_cpu and backend == "auto" else launch.supports(q, k, v, view, kernel)
+    reason = "" if on_cpu and backend == "auto" else launch.supports(q) or lacking
     if backend == "fused" and reason:
         raise ValueError(f"backend='fused' is not available for this call: {reason}; choose one of auto, reference")
     fused = not reason and (backend == "fused" or not on_cpu)

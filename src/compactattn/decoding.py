@@ -131,7 +131,7 @@ def decode(
     if pages is not None:
         _check_pages(pages, k, view)
     bounds = None if pages is None else Bounds(pages.low, pages.high, pages.filled)
-    if attention._choose(backend, q, k, v, view, kernel):
+    if attention._choose(backend, q, _lacking(view, kernel)):
         at_most = (None, None, None) if bounds is None else bounds
         out, skipped = _decode(q, k, v, beta, view.at, view.lo, view.hi, view.slopes, *at_most, *encode(kernel))
         return out if pages is None else (out, skipped)
@@ -252,6 +252,13 @@ def _join(lengths: Lengths | None, mask: MaskLike) -> MaskLike:
     if any(isinstance(part, Packed) or (isinstance(part, Causal) and part.start is not None) for part in mask.parts):
         raise ValueError("lengths set where each query stands: leave out Packed and the start of Causal, or the lengths")
     return Filled(lengths) & mask
+
+
+def _lacking(view: View, kernel: Kernel) -> str:
+    """What of a call the decode kernels cannot do; empty if nothing."""
+    if kernel.profile.alpha is not None:
+        return "alpha is learned"
+    return "" if view.bias is None and view.allowed is None else "the mask has a tensor of its own (Bias or Allowed)"
 
 
 def _check_rows(rows: int, dtype: torch.dtype, backend: str) -> str:

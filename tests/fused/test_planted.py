@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from compactattn import ALiBi, Causal, Packed, Padding, attend, attention, decoding, fused
+from compactattn import ALiBi, Allowed, Bias, Causal, Packed, Padding, attend, attention, decoding, entmax, fused
 from compactattn.decoding import Pages, decode
 from compactattn.fused import launch
 from compactattn.memory.features import leaky_average, peek_values, unit
@@ -42,7 +42,7 @@ PLANTS = {
     "the best score is that of the last tile": Plant(
         "threshold.py", "best = tl.maximum(best, top[:, None]", "best = tl.maximum(-INF, top[:, None]", "relumax"
     ),
-    "the bound is above θ": Plant("threshold.py", "else R))", "else 0.3 * R))", "skipping"),
+    "the bound is above θ": Plant("threshold.py", "else order))", "else 0.3 * order))", "skipping"),
     "the bound of a margin is above θ": Plant(
         "threshold.py", "(margin if RULE == ANCHORED", "(0.3 * margin if RULE == ANCHORED", "skipping relumax"
     ),
@@ -52,9 +52,11 @@ PLANTS = {
     "a flag is set for the tile before": Plant("threshold.py", "<< (i - group)", "<< (i - group + 1)", "skipping relumax"),
     "Newton solves Σ w = r^r": Plant("threshold.py", "1.0 - R * root(mass, R)", "1.0 - root(mass, R)"),
     "Newton's step for any r lacks r": Plant(
-        "threshold.py", "reach - R * root(mass, R)", "reach - root(mass, R)", "entmax(1.7)"
+        "threshold.py", "reach - order * any_root(mass, order)", "reach - any_root(mass, order)", "entmax(1.7)"
     ),
-    "one neighbour too few": Plant("threshold.py", "b_hi - b_lo, 0), nearest)", "b_hi - b_lo, 0), nearest - 1)", "topk"),
+    "one neighbour too few": Plant(
+        "threshold.py", "wanted = tl.minimum(seen, nearest)", "wanted = tl.minimum(seen, nearest - 1)", "topk"
+    ),
     "the earlier key loses a tie": Plant("threshold.py", "tl.cumsum(tie, 1) <= left", "tl.cumsum(tie, 1) < left", "topk"),
     "scores at or above are counted in one tile": Plant(
         "threshold.py", "count += tl.sum((i >= middle", "count = tl.sum((i >= middle", "topk"
@@ -75,54 +77,82 @@ PLANTS = {
     "a key at the edge has a slope": Plant(
         "profiles.py", "tl.where(t > 0.0, 1.0, 0.0)", "tl.where(t >= 0.0, 1.0, 0.0)", "tied"
     ),
-    "wrong power of the slope": Plant("profiles.py", "(R - 1.0)", "R", "entmax(1.7)"),
+    "wrong power of the slope": Plant("profiles.py", "log2_1p(z) * (r - 1.0)", "log2_1p(z) * r", "entmax(1.7)"),
     # forward
-    "masked keys have weights": Plant("estimate.py", "k, steep = tl.where(seen, k, 0.0)", "k, steep = k", "half"),
-    "Newton stops early": Plant("estimate.py", "tl.abs(step) > TOLERANCE * reach", "tl.abs(step) > 0.2 * reach", "soft"),
+    "masked keys have weights": Plant("forward.py", "k, steep = tl.where(seen, k, 0.0)", "k, steep = k", "half"),
+    "Newton stops early": Plant("forward.py", "tolerate(order, TOLERANCE, R) * reach", "0.2 * reach", "soft"),
     "the last step of Newton leaves the values alone": Plant(
-        "estimate.py", "acc -= lower[:, None] * tilt", "acc -= 0.0 * tilt", "soft"
+        "forward.py", "acc -= lower[:, None] * tilt", "acc -= 0.0 * tilt", "soft"
     ),
-    "the last step of Newton lacks r": Plant("estimate.py", "lower = R * step", "lower = step", "soft"),
+    "the last step of Newton lacks r": Plant("forward.py", "lower = R * step", "lower = step", "soft"),
     "the tilt is that of the last tile": Plant(
-        "estimate.py", "tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)", "tilt = dot(steep.to(b_v.dtype), b_v)"
+        "forward.py", "tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)", "tilt = dot(steep.to(b_v.dtype), b_v)"
     ),
-    "a rising maximum leaves the sum as it was": Plant("estimate.py", "mass = mass * fade", "mass = mass * 1.0", "gaussian"),
-    "nothing in reach weighs nothing": Plant("estimate.py", "tl.where(alone[:, None], flatter, acc)", "acc", "rectified"),
-    "best keys are counted among masked ones": Plant("estimate.py", "equal if WHOLE else equal & seen", "equal", "tied"),
-    "a tie at the edge is cut short": Plant("estimate.py", "(o_n <= cut)", "(o_n < cut)", "topk_softmax"),
-    "light tiles are not handed on": Plant("estimate.py", "(more == 0.0)", "(more <= 0.3)", "skipping"),
-    "support counts zeros": Plant("estimate.py", "tl.sum((k > 0.0)", "tl.sum((k >= 0.0)"),
-    "wrong head of the values": Plant("estimate.py", "h // GROUP * v_h", "h % GROUP * v_h", "grouped"),
+    "a rising maximum leaves the sum as it was": Plant("forward.py", "mass = mass * fade", "mass = mass * 1.0", "gaussian"),
+    "nothing in reach weighs nothing": Plant("forward.py", "tl.where(alone[:, None], flatter, acc)", "acc", "rectified"),
+    "best keys are counted among masked ones": Plant("forward.py", "equal if WHOLE else equal & seen", "equal", "tied"),
+    "a tie at the edge is cut short": Plant("weights.py", "(o_n <= cut)", "(o_n < cut)", "topk_softmax"),
+    "light tiles are not handed on": Plant("forward.py", "(more == 0.0)", "(more <= 0.3)", "skipping"),
+    "support counts zeros": Plant("forward.py", "tl.sum((k > 0.0)", "tl.sum((k >= 0.0)"),
+    "wrong head of the values": Plant("forward.py", "h // GROUP * v_h", "h % GROUP * v_h", "grouped"),
+    # a bias, a mask of single keys, a learned alpha
+    "a bias is left out": Plant("tiles.py", "s + bias)", "s + 0.0 * bias)", "biased"),
+    "a bias does not hide": Plant("tiles.py", "tl.where(bias == -INF, -INF, s + bias)", "s + tl.maximum(bias, -9.0)", "biased"),
+    "every head has the bias of the first": Plant("tiles.py", "+ h * bias_h", "+ h * 0", "biased"),
+    "a mask of single keys is turned": Plant("tiles.py", "+ o_m * allowed_m", "+ o_m * 0", "allowed"),
+    "a key that is not allowed is": Plant("tiles.py", "other=0) != 0, s, -INF)", "other=0) != 2, s, -INF)", "allowed"),
+    "hidden keys count among the k": Plant(
+        "threshold.py", "seen += tl.sum((s != -INF)", "seen += tl.sum((s == s)", "allowed topk"
+    ),
+    "hidden keys share what nothing in reach leaves": Plant(
+        "forward.py", "(count if hides(BENDS) else b_hi - b_lo)", "(b_hi - b_lo)", "biased rectified"
+    ),
+    "what is hidden is multiplied by zero": Plant("tiles.py", "[:, None], b, 0.0).to(b.dtype)", "[:, None], b, b)", "allowed"),
+    "dbias holds the scale": Plant(
+        "backward_bias.py",
+        "offset[:, None], share[:, None], RULE, R)",
+        "offset[:, None], share[:, None], RULE, R) * scale",
+        "biased",
+    ),
+    "dbias is that of one sample": Plant("backward_bias.py", "else (0, B)", "else (B - 1, B)", "shared"),
+    "dbias is that of one head": Plant("backward_bias.py", "else (0, H)", "else (H - 1, H)", "shared"),
+    "dbias is that of one block of queries": Plant(
+        "backward_bias.py", "else (0, blocks)", "else (blocks - 1, blocks)", "shared"
+    ),
+    "dbias of the best key lacks the share of θ": Plant(
+        "backward.py", "o_pulled, share", "o_pulled, 0.0 * share", "biased relumax"
+    ),
+    "a learned alpha is that of the first head": Plant("profiles.py", "p_orders + h", "p_orders", "alpha"),
+    "the slope of r lacks its tail": Plant("profiles.py", "log + tl.exp(-log) - 1.0", "log", "alpha"),
+    "the gradient of r is not centred": Plant("backward.py", "* (dw - pulls[2])", "* dw", "alpha"),
     # backward of the queries
-    "ds is not centred": Plant("estimate.py", "(-gain * centre)[:, None]", "(0.0 * centre)[:, None]"),
-    "masked keys pull": Plant(
-        "estimate.py", "legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), ds, 0.0)", "ds == ds, ds, 0.0)"
-    ),
-    "θ gets the wrong sign": Plant("estimate.py", "/ kept[2] * lean", "/ -kept[2] * lean", "relumax"),
-    "the share of θ lacks r": Plant("estimate.py", "-R / tl.where(known", "-1.0 / tl.where(known", "relumax"),
-    "the best key loses its share": Plant("estimate.py", "tl.where(s == row[3], share, 0.0)", "0.0 * ds", "relumax"),
-    "the k-th key loses its share": Plant("estimate.py", "o_n == row[6]", "o_n == row[6] - 1", "topk"),
-    "dq lacks the scale": Plant("estimate.py", "dq_m, acc * scale", "dq_m, acc"),
+    "ds is not centred": Plant("backward.py", "(-gain * centre)[:, None]", "(0.0 * centre)[:, None]"),
+    "masked keys pull": Plant("backward.py", "ds = tl.where(seen, ds, 0.0)\n            b_k", "ds = ds\n            b_k"),
+    "θ gets the wrong sign": Plant("backward.py", "/ kept[2] * lean", "/ -kept[2] * lean", "relumax"),
+    "the share of θ lacks r": Plant("backward.py", "-R / tl.where(known", "-1.0 / tl.where(known", "relumax"),
+    "the best key loses its share": Plant("backward.py", "tl.where(s == row[3], share, 0.0)", "0.0 * ds", "relumax"),
+    "the k-th key loses its share": Plant("backward.py", "o_n == row[6]", "o_n == row[6] - 1", "topk"),
+    "dq lacks the scale": Plant("backward.py", "dq_m, acc * scale", "dq_m, acc"),
     "a fixed θ moves the scale the wrong way": Plant(
-        "estimate.py", "dtheta -= tl.sum(ds, 1)", "dtheta += tl.sum(ds, 1)", "rectified"
+        "backward.py", "dself -= tl.sum(ds, 1)", "dself += tl.sum(ds, 1)", "rectified"
     ),
     "dscale is that of half a batch": Plant("launch.py", "-1).sum((0, 2))", "-1)[:1].sum((0, 2))", "rectified"),
     # backward of the keys
-    "dk lacks the scale": Plant("estimate.py", "slant = (gain * scale)", "slant = gain"),
-    "the centre in half precision lacks the scale": Plant("estimate.py", "-gain * scale * centre", "-gain * centre", "half"),
-    "a group adds one head twice": Plant("estimate.py", "key_head * GROUP + member", "key_head * GROUP", "grouped"),
-    "a tile repeats its first step": Plant("estimate.py", "tile * STEPS + i % STEPS", "tile * STEPS"),
-    "dv is that of the last tile": Plant("estimate.py", "dv = add_dot(dv, tl.trans(w", "dv = add_dot(0.0 * dv, tl.trans(w"),
-    "queries before a key move its value": Plant("estimate.py", "w = tl.where(seen, w, 0.0)", "w = w"),
+    "dk lacks the scale": Plant("backward.py", "slant = (gain * scale)", "slant = gain"),
+    "the centre in half precision lacks the scale": Plant("backward.py", "-gain * scale * centre", "-gain * centre", "half"),
+    "a group adds one head twice": Plant("backward.py", "key_head * GROUP + member", "key_head * GROUP", "grouped"),
+    "a tile repeats its first step": Plant("backward.py", "tile * STEPS + i % STEPS", "tile * STEPS"),
+    "dv is that of the last tile": Plant("backward.py", "dv = add_dot(dv, tl.trans(w", "dv = add_dot(0.0 * dv, tl.trans(w"),
+    "queries before a key move its value": Plant("backward.py", "w = tl.where(seen, w, 0.0)", "w = w"),
     # lists
-    "a block with one key of a tile is not listed": Plant("estimate.py", "(last > begin)", "(last > begin + 1)", "gaussian"),
-    "a partly seen tile is listed as whole": Plant("estimate.py", "(full_last >= end)", "(full_last > begin)"),
+    "a block with one key of a tile is not listed": Plant("lists.py", "(last > begin)", "(last > begin + 1)", "gaussian"),
+    "a partly seen tile is listed as whole": Plant("lists.py", "(full_last >= end)", "(full_last > begin)"),
     "only one of two tiles is asked for its flag": Plant(
-        "estimate.py", "tl.static_range(SPAN if BY_KEY else 1)", "tl.static_range(1)", "skipping"
+        "lists.py", "tl.static_range(SPAN if BY_KEY else 1)", "tl.static_range(1)", "skipping"
     ),
-    "a list lacks a whole tile": Plant("estimate.py", "+ 1, whole)", "+ 1, tl.maximum(whole - 1, 0))"),
-    "every sample has the bounds of the first": Plant("estimate.py", "head // H * bounds_b", "head // H * 0", "rectified"),
-    "what any query sees passes for what all see": Plant("estimate.py", "p_bounds + 3, full_last", "p_bounds + 3, last"),
+    "a list lacks a whole tile": Plant("lists.py", "+ 1, whole)", "+ 1, tl.maximum(whole - 1, 0))"),
+    "every sample has the bounds of the first": Plant("lists.py", "head // H * bounds_b", "head // H * 0", "rectified"),
+    "what any query sees passes for what all see": Plant("lists.py", "p_bounds + 3, full_last", "p_bounds + 3, last"),
     # leaky.py
     "a state fades one time too little": Plant("leaky.py", "tl.exp(-leak * (o_t + 1))", "tl.exp(-leak * o_t)", "keys"),
     "a short block hands on no state": Plant("leaky.py", "tl.minimum(BLOCK_T, T - start) - 1", "BLOCK_T - 1", "keys"),
@@ -167,24 +197,38 @@ def normal(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def attending(kernel, mask, queries=40, keys=40, batch=1, heads=(1, 1), sharp=1.0, tied=False, dtype=torch.float32):
-    """attend with its readout. `tied` scores are whole numbers, which tie and lie on edges."""
+def attending(
+    kernel, mask, queries=40, keys=40, batch=1, heads=(1, 1), sharp=1.0, tied=False, dtype=torch.float32, bias=None, alpha=None
+):
+    """attend with its readout. `tied` scores are whole numbers, which tie and lie on edges. Bias and alpha are learned."""
     h, hk = heads
     shapes = (batch, h, queries, 5), (batch, hk, keys, 5), (batch, hk, keys, 7)
     q, k, v = (normal(*shape, seed=seed) for seed, shape in enumerate(shapes))
     if tied:
         q, k = ((1.2 * x).round().clamp(-2, 2) for x in (q, k))
+    if isinstance(mask, Allowed):
+        v[:, :, 4] = torch.nan  # a key that is hidden from all may hold anything
     scale = torch.ones(h) if tied else sharp * torch.linspace(0.5, 1.3, h)
 
     def call(x, by_kernels):
         out, readout = attend(
-            x["q"], x["k"], x["v"], kernel, scale=x["scale"], mask=mask, return_readout=True,
+            x["q"], x["k"], x["v"], entmax(x["alpha"]) if alpha is not None else kernel, scale=x["scale"],
+            mask=(mask & Bias(x["bias"]) if mask else Bias(x["bias"])) if bias is not None else mask, return_readout=True,
             backend="fused" if by_kernels else "reference",
         )  # fmt: skip
         found = {"out": out, "support": readout.support}
         return found if dtype == torch.float16 else found | {"threshold": readout.threshold}
 
-    return Case({"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype), "scale": scale}, call)
+    learned = {name: x for name, x in (("bias", bias), ("alpha", alpha)) if x is not None}
+    return Case({"q": q.to(dtype), "k": k.to(dtype), "v": v.to(dtype), "scale": scale} | learned, call)
+
+
+def hiding(*shape):
+    """A bias that hides every fifth key or so, and all keys from the fourth query."""
+    bias = normal(*shape, seed=5)
+    bias = bias.masked_fill(normal(*shape, seed=6) > 0.8, -torch.inf)
+    bias[..., 3, :] = -torch.inf
+    return bias
 
 
 def decoding_from(kernel, mask, keys, lengths=None, added=None):
@@ -243,6 +287,13 @@ BATTERY = {
     "gaussian": attending("gaussian", Causal(-1)),
     "topk": attending("topk_epanechnikov(20)", Causal(), 20, 60, tied=True),
     "topk_softmax": attending("topk_softmax(5)", None, 18, 20, tied=True),
+    "biased biweight": attending("biweight", Causal(), 20, 20, heads=(2, 1), bias=hiding(1, 2, 20, 20)),
+    "biased relumax": attending("relumax(r=2, b=2)", None, 20, 20, bias=hiding(1, 1, 20, 20)),
+    "biased rectified": attending("rectified(r=1, b=0.1)", None, 20, 20, bias=hiding(1, 1, 20, 20)),
+    "shared bias": attending("biweight", Causal(), batch=2, heads=(2, 1), bias=normal(1, 1, 1, 40, seed=5)),
+    "allowed biweight": attending("biweight", Allowed((normal(20, 20, seed=7) > 0) & (torch.arange(20) != 4)), 20, 20),
+    "allowed topk": attending("topk_softmax(9)", Allowed((normal(20, 20, seed=7) > 1) & (torch.arange(20) != 4)), 20, 20),
+    "alpha": attending(None, Causal(), heads=(2, 1), alpha=torch.tensor([1.2, 1.6])),
     "decode": decoding_from("biweight", ALiBi(), 200, [170]),
     "paged decode": decoding_from("triweight", None, 34 * 64, added=34 * 64 - 40),
     "window": decoding_from("topk_softmax(5)", Packed([70, 130], queries=[1, 1]), 200),
@@ -346,5 +397,18 @@ def test_a_stale_plant_says_so(tmp_path, monkeypatch):
 
 def test_there_are_enough_plants():
     assert len(PLANTS) >= 30
-    kernels = {"threshold", "tiles", "profiles", "estimate", "leaky", "cross_entropy", "decode", "decode_threshold"}
+    kernels = {
+        "threshold",
+        "tiles",
+        "profiles",
+        "weights",
+        "forward",
+        "backward",
+        "backward_bias",
+        "lists",
+        "leaky",
+        "cross_entropy",
+        "decode",
+        "decode_threshold",
+    }
     assert {plant.file.removesuffix(".py") for plant in PLANTS.values()} >= kernels

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from compactattn.kernels import RULES, Kernel
+from compactattn.kernels import RULES
 from compactattn.masks import View
 from compactattn.reference import Estimate, Gradients
 
@@ -26,6 +26,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CODES = {name: code for code, name in enumerate(("normalising", "anchored", "fixed", "nearest"))}
 assert CODES.keys() == RULES.keys()
 Code = tuple[float, str, float]  # a kernel as kernels.encode writes it
+LEARNED = -1.0  # stands for the r of the kernels where each head has its own
+ALIBI, BIASED, ALLOWED = 1, 2, 4  # what bends the scores, as bits
 TRACK_FROM = 1024  # keys; below, skipping tiles costs more than it saves
 # steps of Newton, relative to ρ, at which it stops: on the class bests, and on the sums, which it corrects to first order.
 # The error that is left is about the square of the step for the output, and the step itself for the centre of ds;
@@ -33,11 +35,11 @@ TRACK_FROM = 1024  # keys; below, skipping tiles costs more than it saves
 TOLERANCES = {
     torch.bfloat16: {False: (2.0**-7, 2.0**-6), True: (2.0**-14, 2.0**-13)},
     torch.float16: {False: (2.0**-10, 2.0**-9), True: (2.0**-16, 2.0**-15)},
-    torch.float32: {False: (2.0**-14, 2.0**-21), True: (2.0**-21, 2.0**-21)},
+    torch.float32: {False: (2.0**-16, 2.0**-21), True: (2.0**-21, 2.0**-21)},
 }
 
 
-def supports(q: Tensor, k: Tensor, v: Tensor, view: View, kernel: Kernel) -> str:
+def supports(q: Tensor) -> str:
     """Why the kernels cannot do a call; empty if they can."""
     if not HAVE_TRITON:
         return "Triton is not installed"
@@ -50,10 +52,6 @@ def supports(q: Tensor, k: Tensor, v: Tensor, view: View, kernel: Kernel) -> str
         return f"the GPU is older than compute capability {OLDEST_GPU[0]}.{OLDEST_GPU[1]}"
     if q.dtype not in DTYPES:
         return f"{q.dtype} inputs; the kernels take fp16, bf16 and fp32"
-    if kernel.profile.alpha is not None:
-        return "alpha is learned"
-    if view.bias is not None or view.allowed is not None:
-        return "the mask has a tensor of its own (Bias or Allowed)"
     return ""
 
 
@@ -131,11 +129,11 @@ def kept_like(q: Tensor, k: Tensor, v: Tensor, code: Code, grad: bool) -> Kept:
 
 
 def estimate(
-    q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, readout: bool, grad: bool
+    q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, orders: Tensor | None, readout: bool, grad: bool
 ) -> tuple[Estimate, Kept]:
     """`reference.estimate`, and what the backward pass keeps."""
-    from compactattn.fused import estimate as kernels
-    from compactattn.fused import threshold
+    from compactattn.fused.forward import forward
+    from compactattn.fused.threshold import threshold
 
     q, k, v = (_rows_contiguous(x) for x in (q, k, v))
     out = q.new_empty((*q.shape[:3], v.shape[3]))
@@ -144,24 +142,23 @@ def estimate(
     if q.numel() == 0 or k.numel() == 0:
         out.zero_(), kept.rows.fill_(-torch.inf), kept.tilt.zero_(), support.zero_()
     else:
-        call = Call(q, k, v, scale, view, code)
+        call = Call(q, k, v, scale, view, code, orders)
         track = kept.flags.numel() > 0
         listed = track and code[1] in ("normalising", "anchored")
         lists = counts = kept.flags
         grid = call.grid(q, call.cut.forward.m)
         with _on(q):
             if call.peaked:
-                threshold.threshold[grid](
-                    q, k, kept.rows, kept.flags, scale, call.slopes, view.at, view.lo, view.hi,
+                threshold[grid](
+                    q, k, kept.rows, kept.flags, *call.sight,
                     *_strides(q, k), *call.steps, *call.lengths, call.margin, call.nearest,
                     TRACK=listed, TOLERANCE=call.tolerance[0],
-                    **call.constants("RULE", "R", "GROUP", "ALIBI", "D", "BLOCK_D"), **_options(call.cut.threshold),
+                    **call.constants("RULE", "R", "GROUP", "BENDS", "D", "BLOCK_D"), **_options(call.cut.threshold),
                 )  # fmt: skip
             if listed:
                 lists, counts = call.list_tiles(call.bounds(), kept.flags, by_key=False)
-            kernels.forward[grid](
-                q, k, v, out, kept.tilt, kept.rows, support, lists, counts, kept.flags,
-                scale, call.slopes, view.at, view.lo, view.hi,
+            forward[grid](
+                q, k, v, out, kept.tilt, kept.rows, support, lists, counts, kept.flags, *call.sight,
                 *_strides(q, k, v, out), *call.steps, *call.lengths, call.margin,
                 READOUT=readout, GRAD=grad, LISTED=listed, TRACK=track, TOLERANCE=call.tolerance[1],
                 **call.constants(), **_options(call.cut.forward),
@@ -173,19 +170,23 @@ def estimate(
 
 
 def estimate_backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, out: Tensor, kept: Kept
-) -> Gradients:
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, orders: Tensor | None,
+    bias_grad: bool, out: Tensor, kept: Kept,
+) -> Gradients:  # fmt: skip
     """`reference.estimate_backward`, from what `estimate` kept."""
-    from compactattn.fused import estimate as kernels
+    from compactattn.fused.backward import backward_keys, backward_queries
 
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     do, q, k, v = (_rows_contiguous(x) for x in (do, q, k, v))
+    dbias = torch.empty_like(view.bias, dtype=torch.float32) if bias_grad and view.bias is not None else None
+    dscale, dorders = torch.zeros_like(scale), None if orders is None else torch.zeros_like(orders)
     if code[0] == 0 or q.numel() == 0 or k.numel() == 0:
         dq.zero_(), dk.zero_(), dv.zero_()
-        dscale = torch.zeros_like(scale)
+        if dbias is not None:
+            dbias.zero_()
         if q.numel() == 0 or k.numel() == 0:
-            return Gradients(dq, dk, dv, dscale, None, None)
-    call = Call(q, k, v, scale, view, code)
+            return Gradients(dq, dk, dv, dscale, dbias, dorders)
+    call = Call(q, k, v, scale, view, code, orders)
     cut = call.cut
     track = kept.flags.numel() > 0
     pulled = kept.rows.new_empty((4, call.heads, call.blocks * cut.queries.m))  # what the keys need to know of each row
@@ -193,47 +194,54 @@ def estimate_backward(
         bounds = call.bounds()
         if code[0] != 0:
             grid = call.grid(q, cut.queries.m)
-            parts = kept.rows.new_empty(grid)
+            parts = kept.rows.new_empty((1 if orders is None else 2, *grid))
             lists, counts = call.list_tiles(bounds, kept.flags, by_key=False) if track else (kept.flags, kept.flags)
-            kernels.backward_queries[grid](
-                do, q, k, v, out, kept.tilt, dq, kept.rows, pulled, parts, lists, counts,
-                scale, call.slopes, view.at, view.lo, view.hi,
+            backward_queries[grid](
+                do, q, k, v, out, kept.tilt, dq, kept.rows, pulled, parts[0], parts[-1], lists, counts, *call.sight,
                 *_strides(do, q, k, v, out, dq), *call.steps, *call.lengths, call.margin,
                 LISTED=track, **call.constants(), **_options(cut.queries),
             )  # fmt: skip
-            dscale = parts.view(q.shape[0], q.shape[1], -1).sum((0, 2))
+            dscale, dorders = (x.view(q.shape[0], q.shape[1], -1).sum((0, 2)) for x in (parts[0], parts[-1]))
+            if dbias is not None:
+                call.pull_bias(dbias, do, q, k, v, kept, pulled)
         lists, counts = call.list_tiles(bounds, kept.flags, by_key=True)
-        kernels.backward_keys[call.grid(k, cut.keys.n)](
-            do, q, k, v, dk, dv, kept.rows, pulled, lists, counts,
-            scale, call.slopes, view.at, view.lo, view.hi,
+        backward_keys[call.grid(k, cut.keys.n)](
+            do, q, k, v, dk, dv, kept.rows, pulled, lists, counts, *call.sight,
             *_strides(do, q, k, v, dk, dv), *call.steps, *call.lengths[:-1], call.blocks, call.margin,
             STEPS=cut.forward.m // cut.keys.m, **call.constants(), **_options(cut.keys),
         )  # fmt: skip
-    return Gradients(dq, dk, dv, dscale, None, None)
+    return Gradients(dq, dk, dv, dscale, dbias, None if orders is None else dorders)
 
 
 class Call:
     """The arguments that the kernels share."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code) -> None:
-        r, rule, value = code
+    def __init__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, orders: Tensor | None) -> None:
+        r, rule, value = code if orders is None else (LEARNED, *code[1:])
         batch, heads, queries, dim = q.shape
         keys, value_dim = v.shape[2:]
         exact = q.dtype == torch.float32
         self.cut = choose_cut(queries, max(_power(dim), _power(value_dim)), q.dtype)
-        # where the weights of a fixed kernel may exceed fp16, or are powers of s/ρ, the best score is needed first
-        self.peaked = (
-            r < math.inf if rule == "normalising" else rule != "fixed" or q.dtype == torch.float16 or r not in (0, 1, 2, 3)
-        )
+        bends = (view.slopes is not None) * ALIBI + (view.bias is not None) * BIASED + (view.allowed is not None) * ALLOWED
+        # where the weights of a fixed kernel may exceed fp16, are powers of s/ρ, or a tensor can hide all keys, the best
+        # score is needed first
+        direct = rule == "fixed" and q.dtype != torch.float16 and r in (0, 1, 2, 3) and bends <= ALIBI
+        self.peaked = not direct and not (rule == "normalising" and r == math.inf)
         self.tolerance = TOLERANCES[q.dtype][r == 1]
         self.view, self.heads = view, batch * heads
         self.blocks, self.tiles = _count(queries, self.cut.forward.m), _count(keys, self.cut.forward.n)
-        self.slopes = scale if view.slopes is None else view.slopes.contiguous()
-        self.steps = scale.stride(0), *(x.stride(0) if len(x) > 1 else 0 for x in (view.at, view.lo, view.hi))
+        slopes, given = (None if x is None else x.contiguous() for x in (view.slopes, orders))
+        allowed = None if view.allowed is None else view.allowed.view(torch.uint8)
+        extras = (scale if x is None else x for x in (view.bias, allowed, given))
+        self.sight = scale, scale if slopes is None else slopes, view.at, view.lo, view.hi, *extras
+        self.steps = (
+            scale.stride(0), *(x.stride(0) if len(x) > 1 else 0 for x in (view.at, view.lo, view.hi)),
+            *_shared_strides(view.bias), *_shared_strides(view.allowed),
+        )  # fmt: skip
         self.lengths = heads, queries, keys, batch * heads * queries, self.tiles
         self.margin, self.nearest = (0.0, min(int(value), keys)) if rule == "nearest" else (value, 0)
         self._constants: dict[str, Any] = {
-            "RULE": CODES[rule], "R": r, "GROUP": heads // k.shape[1], "ALIBI": view.slopes is not None,
+            "RULE": CODES[rule], "R": r, "GROUP": heads // k.shape[1], "BENDS": bends,
             "EXACT": exact, "PEAKED": self.peaked,
             "D": dim, "DV": value_dim, "BLOCK_D": _power(dim), "BLOCK_DV": _power(value_dim),
         }  # fmt: skip
@@ -248,24 +256,37 @@ class Call:
 
     def bounds(self) -> Tensor:
         """(1 | B, blocks, 4): the keys that any and that all queries of a block see."""
-        from compactattn.fused import estimate as kernels
+        from compactattn.fused.lists import bound_blocks
 
         lo, hi = self.view.lo, self.view.hi
         bounds = lo.new_empty((max(len(lo), len(hi)), self.blocks, 4), dtype=torch.int32)
-        kernels.bound_blocks[bounds.shape[0] * self.blocks,](
-            lo, hi, bounds, *self.steps[2:], *self.lengths[1:3], BLOCK_M=self.cut.forward.m
+        bound_blocks[bounds.shape[0] * self.blocks,](
+            lo, hi, bounds, *self.steps[2:4], *self.lengths[1:3], **self.constants("BENDS"), BLOCK_M=self.cut.forward.m
         )
         return bounds
 
+    def pull_bias(self, dbias: Tensor, do: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Kept, pulled: Tensor) -> None:
+        """Fills the gradient of the bias, from what the queries have written to `pulled`."""
+        from compactattn.fused.backward_bias import backward_bias
+
+        names = ("BY_SAMPLE", "BY_HEAD", "BY_QUERY", "BY_KEY")
+        own = {name: size > 1 for name, size in zip(names, dbias.shape, strict=True)}
+        parts = (*dbias.shape[:2], self.blocks if own["BY_QUERY"] else 1, self.tiles if own["BY_KEY"] else 1)
+        backward_bias[math.prod(parts),](
+            do, q, k, v, dbias, kept.rows, pulled, kept.flags, *self.sight,
+            *_strides(do, q, k, v), *_shared_strides(dbias), *self.steps, q.shape[0], *self.lengths, self.margin,
+            TRACK=kept.flags.numel() > 0, **own, **self.constants(), **_options(self.cut.queries),
+        )  # fmt: skip
+
     def list_tiles(self, bounds: Tensor, flags: Tensor, by_key: bool) -> tuple[Tensor, Tensor]:
-        """The lists of `fused.estimate.list_tiles`, and their counts: of the masked tiles and of the whole ones."""
-        from compactattn.fused import estimate as kernels
+        """The lists of `fused.lists.list_tiles`, and their counts: of the masked tiles and of the whole ones."""
+        from compactattn.fused.lists import list_tiles
 
         span = self.cut.keys.n // self.cut.forward.n
         own, size = (_count(self.tiles, span), self.blocks) if by_key else (self.blocks, self.tiles)
         lists = bounds.new_empty((self.heads, own, size), dtype=torch.int16 if size < 2**15 else torch.int32)
         counts = bounds.new_empty((self.heads, own, 2))
-        kernels.list_tiles[self.heads * own,](
+        list_tiles[self.heads * own,](
             bounds, flags, lists, counts, bounds.stride(0) if len(bounds) > 1 else 0, self.lengths[0], self.blocks, self.tiles,
             BY_KEY=by_key, FLAGGED=flags.numel() > 0, SPAN=span, BLOCK_N=self.cut.forward.n, CHUNK=128, num_warps=1,
         )  # fmt: skip
@@ -291,6 +312,11 @@ def _rows_contiguous(x: Tensor) -> Tensor:
 
 def _strides(*tensors: Tensor) -> tuple[int, ...]:
     return tuple(step for x in tensors for step in x.stride()[:3])
+
+
+def _shared_strides(x: Tensor | None) -> tuple[int, ...]:
+    """Of a tensor that broadcasts to (B, H, Q, K): 0 where one number serves all."""
+    return (0,) * 4 if x is None else tuple(step if size > 1 else 0 for size, step in zip(x.shape, x.stride(), strict=True))
 
 
 def _on(x: Tensor) -> AbstractContextManager[Any]:

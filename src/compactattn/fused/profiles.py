@@ -1,6 +1,7 @@
 """Triton twins of the profiles in rows.py: K(y) = y₊^r and its slope y^(r−1).
 
-r is a compile-time number: 0 is the step, ∞ the Gaussian. Everything is fp32. NaN stays NaN.
+r is a compile-time number: 0 is the step, ∞ the Gaussian, LEARNED one of each head that is read at run time.
+Everything is fp32. NaN stays NaN.
 Shapes: (M, N) a tile of numbers for M queries and N keys; (M, 1) what belongs to a row.
 """
 
@@ -13,6 +14,8 @@ import triton.language as tl
 INF = tl.constexpr(float("inf"))
 LOG2E = tl.constexpr(1.4426950408889634)
 ALL = tl.constexpr(tl.PropagateNan.ALL)
+LEARNED = tl.constexpr(-1.0)
+SMALLEST = tl.constexpr(2.0**-126)  # a normal number
 
 
 @triton.constexpr_function
@@ -35,11 +38,11 @@ def whole_powers(t, R: tl.constexpr):
 
 
 @triton.jit
-def any_powers(x, reach, R: tl.constexpr):
-    """y^r and y^(r−1) with y = (1 + x/ρ)₊, for any 0 < r < ∞."""
+def any_powers(x, reach, r):
+    """y^r and y^(r−1) with y = (1 + x/ρ)₊, for any 1 < r < ∞."""
     z = x / reach
     z = tl.where((x + reach <= 0.0) | (z <= -1.0), -1.0, z)  # a key at the edge is outside to the last bit
-    slope = tl.exp2(log2_1p(z) * (R - 1.0))
+    slope = tl.exp2(log2_1p(z) * (r - 1.0))
     return slope + z * slope, slope
 
 
@@ -59,4 +62,24 @@ def root(mass, R: tl.constexpr):
     elif R == 2.0:
         return 1.0 / tl.sqrt(mass)
     else:
-        return tl.exp2(tl.log2(mass) * (-1.0 / R))
+        return any_root(mass, R)
+
+
+@triton.jit
+def any_root(mass, r):
+    return tl.exp2(tl.log2(mass) * (-1.0 / r))
+
+
+@triton.jit
+def load_order(p_orders, h):
+    """The learned r of a head."""
+    return tl.maximum(tl.load(p_orders + h), 1.0 + 2.0**-23)  # so that (r − 1) · ∞ is ∞
+
+
+@triton.jit
+def order_slope(w, r):
+    """∂w/∂r at fixed θ + r: w (L + e^−L − 1) with L = ln(w)/r."""
+    log = tl.log(tl.maximum(w, SMALLEST)) / r
+    tail = 1.0 - log / 5.0 * (1.0 - log / 6.0 * (1.0 - log / 7.0 * (1.0 - log / 8.0)))
+    near = log * log * (0.5 - log / 6.0 * (1.0 - log / 4.0 * tail))  # the sum cancels for large r
+    return w * tl.where(log > -0.5, near, log + tl.exp(-log) - 1.0)

@@ -2,7 +2,7 @@
 
 Keys j and j' are of one class where j ≡ j' modulo N. A program keeps the two best scores of each class, elementwise,
 as the tiles pass. They hold nearly all of a support, which is small: their root is a lower bound of θ, 0.1 to 1 % of ρ
-away on random scores, and `forward` in estimate.py makes the last step of Newton on the sums that it takes anyway.
+away on random scores, and `forward` makes the last step of Newton on the sums that it takes anyway.
 
 The kernel also flags the tiles that may hold a weight: those with a score above a lower bound of θ.
 """
@@ -13,13 +13,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compactattn.fused.profiles import ALL, INF, any_powers, is_whole, root, whole_powers
-from compactattn.fused.tiles import bend, dot, grounded, legal, load_rows, load_sight, plan, shift, span
+from compactattn.fused.profiles import ALL, INF, LEARNED, any_powers, any_root, is_whole, load_order, root, whole_powers
+from compactattn.fused.tiles import bend, bends_of, dot, grounded, hides, legal, load_rows, load_sight, plan, shift, span
 
 NORMALISING, ANCHORED, FIXED, NEAREST = (tl.constexpr(code) for code in range(4))
 # numbers kept of each row between the kernels; the last two of Nearest only
 PEAK, REACH, MASS, SLOPES, THETA, CUT = (tl.constexpr(place) for place in range(6))
-LENGTHS = ["H", "Q", "K", "rows", "tiles", "nearest", "at_b", "lo_b", "hi_b", "scale_h"]  # a new value compiles nothing
+LENGTHS = [  # a new value compiles nothing
+    "B", "H", "Q", "K", "rows", "tiles", "nearest", "at_b", "lo_b", "hi_b", "scale_h",
+    "bias_b", "bias_h", "bias_m", "allowed_b", "allowed_h", "allowed_m",
+]  # fmt: skip
 EPS = tl.constexpr(2.0**-23)
 MOST_TURNS = tl.constexpr(64)  # of Newton
 WORD = tl.constexpr(32)  # tiles whose flags are gathered in one number before they are written
@@ -28,10 +31,11 @@ LARGEST = tl.constexpr(1e37)  # a reach whose inverse is a normal number
 
 @triton.jit(do_not_specialize=LENGTHS)
 def threshold(
-    p_q, p_k, p_kept, p_flags, p_scale, p_slopes, p_at, p_lo, p_hi,
+    p_q, p_k, p_kept, p_flags, p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
     q_b, q_h, q_m, k_b, k_h, k_n, scale_h, at_b, lo_b, hi_b,
+    bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
     H, Q, K, rows, tiles, margin, nearest,
-    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, ALIBI: tl.constexpr, TRACK: tl.constexpr,
+    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, TRACK: tl.constexpr,
     TOLERANCE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Writes max s and ρ of a block of queries of one head, and with TRACK the tiles that may hold a weight."""
@@ -40,12 +44,14 @@ def threshold(
     head = tl.program_id(0) // blocks
     b, h = tl.cast(head // H, tl.int64), tl.cast(head % H, tl.int64)
     b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
-    bounds = span(b_lo, b_hi, K)
+    bounds = span(b_lo, b_hi, K, BENDS)
     live = b_lo < b_hi
     b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
     scale = tl.load(p_scale + h * scale_h)
-    slope = tl.load(p_slopes + h).to(tl.float32) if ALIBI else 0.0
-    row = (b_q, p_k + b * k_b + h // GROUP * k_h, k_n, b_at, b_lo, b_hi, scale, slope)
+    order = load_order(p_orders, h) if R == LEARNED else R
+    steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
+    bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
+    row = (b_q, p_k + b * k_b + h // GROUP * k_h, k_n, b_at, b_lo, b_hi, scale, bends)
     block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
     p_flags += block * tiles
     whole = plan(bounds, BLOCK_N)
@@ -56,16 +62,20 @@ def threshold(
     second = tl.full((BLOCK_M, N), -INF, tl.float32)
     bound = tl.where(live, -INF, INF)
     best, second, bound = look(
-        best, second, bound, row, bounds, whole, p_flags, RULE, R, margin, ALIBI, TRACK, False, D, BLOCK_M, BLOCK_N, BLOCK_D
+        best, second, bound, row, bounds, whole, p_flags, order, RULE, margin, BENDS, TRACK, False, D, BLOCK_M, BLOCK_N, BLOCK_D
     )  # fmt: skip
-    if TRACK and TWO:
-        peak = largest(best)
-        found = peak - normalising_reach(best, second, peak, live, TOLERANCE, R)
-        bound = tl.where(live & (peak > -INF), found, bound)
-    best, second, bound = look(
-        best, second, bound, row, bounds, whole, p_flags, RULE, R, margin, ALIBI, TRACK, True, D, BLOCK_M, BLOCK_N, BLOCK_D
-    )  # fmt: skip
+    if not hides(BENDS):
+        if TRACK and TWO:
+            peak = largest(best)
+            found = peak - normalising_reach(best, second, peak, live, order, TOLERANCE, R)
+            bound = tl.where(live & (peak > -INF), found, bound)
+        best, second, bound = look(
+            best, second, bound, row, bounds, whole, p_flags, order, RULE, margin, BENDS, TRACK, True,
+            D, BLOCK_M, BLOCK_N, BLOCK_D,
+        )  # fmt: skip
     peak = tl.where(live, largest(best), -INF)  # in a whole tile a row that sees nothing has scores all the same
+    if hides(BENDS):
+        live = live & (peak != -INF)
 
     m_rows = begin + tl.arange(0, BLOCK_M) < Q
     o_rows = tl.cast(head, tl.int64) * Q + begin + tl.arange(0, BLOCK_M)
@@ -75,24 +85,24 @@ def threshold(
     elif RULE == FIXED:
         reach = tl.minimum(peak - (scale - margin), LARGEST, propagate_nan=ALL)
     elif RULE == NEAREST:
-        theta, cut = kth_largest(best, second, peak, row, bounds, nearest, ALIBI, D, BLOCK_M, BLOCK_N, BLOCK_D)
+        theta, cut = kth_largest(best, second, peak, row, bounds, nearest, BENDS, D, BLOCK_M, BLOCK_N, BLOCK_D)
         reach = tl.where(peak == theta, 0.0, tl.minimum(peak - theta, LARGEST, propagate_nan=ALL))
         tl.store(p_kept + THETA * far + o_rows, tl.where(live, theta, 0.0), mask=m_rows)
         tl.store(p_kept + CUT * far + o_rows, cut.to(tl.float32, bitcast=True), mask=m_rows)
     else:
-        reach = normalising_reach(best, second, peak, live, TOLERANCE, R)
+        reach = normalising_reach(best, second, peak, live, order, TOLERANCE, R)
     tl.store(p_kept + PEAK * far + o_rows, peak, mask=m_rows)
     tl.store(p_kept + REACH * far + o_rows, tl.where(live, reach, 1.0), mask=m_rows)
 
 
 @triton.jit
 def look(
-    best, second, bound, row, bounds, whole, p_flags, RULE: tl.constexpr, R: tl.constexpr, margin,
-    ALIBI: tl.constexpr, TRACK: tl.constexpr, WHOLE: tl.constexpr,
+    best, second, bound, row, bounds, whole, p_flags, order, RULE: tl.constexpr, margin, BENDS: tl.constexpr,
+    TRACK: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """The two best of each class (of each row, where one is enough) after the masked or after the whole tiles."""
-    b_q, p_k, k_n, b_at, b_lo, b_hi, scale, slope = row
+    b_q, p_k, k_n, b_at, b_lo, b_hi, scale, bends = row
     begin, head, masked, whole_first, whole_last = whole
     end = whole_last - whole_first if WHOLE else masked
     for group in range(0, end, WORD):
@@ -101,7 +111,7 @@ def look(
             tile = whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)  # from the diagonal on
             o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
             b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, WHOLE)
-            s = bend(dot(b_q, tl.trans(b_k)) * scale, o_n[None, :], b_at[:, None], slope, ALIBI)
+            s = bend(dot(b_q, tl.trans(b_k)) * scale, o_n[None, :], b_at[:, None], bends, BENDS)
             if not WHOLE:
                 s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
             if RULE == NORMALISING or RULE == NEAREST:
@@ -113,7 +123,7 @@ def look(
                     best = tl.maximum(best, top[:, None], propagate_nan=ALL)
                 if TRACK and WHOLE:
                     bits = bits | (((top <= bound) == 0).to(tl.int32) << (i - group))
-                    bound = tl.maximum(bound, top - (margin if RULE == ANCHORED else R))
+                    bound = tl.maximum(bound, top - (margin if RULE == ANCHORED else order))
         if TRACK:
             o = group + tl.arange(0, WORD)
             tiles = whole_last - 1 - o if WHOLE else tl.where(o < head, begin + o, whole_last + o - head)
@@ -139,27 +149,41 @@ def largest(best):
 
 
 @triton.jit
-def normalising_reach(best, second, peak, live, TOLERANCE: tl.constexpr, R: tl.constexpr):
+def normalising_reach(best, second, peak, live, order, TOLERANCE: tl.constexpr, R: tl.constexpr):
     """(M,) ρ with Σ [(ρ + x)/r]₊^r = 1 over the two best of each class: Newton on the r-norm of (ρ + x)₊, from above.
 
     A row stops at the turn whose step is small, whatever its neighbours still do.
     """
     ground = grounded(peak)
     x, y = shift(best, ground[:, None]), shift(second, ground[:, None])
-    reach = tl.zeros_like(peak) + R
+    reach = tl.zeros_like(peak) + order
     moving = live & (peak > -INF)
     turn = 0
     going = tl.max(moving.to(tl.int32), 0)
     while (going > 0) & (turn < MOST_TURNS):
-        mass, steep = newton_sums(x, reach, R)
-        more, steeper = newton_sums(y, reach, R)
-        step = newton_step(tl.where(moving, mass + more, 1.0), tl.where(moving, steep + steeper, 1.0), reach, R)
-        still = moving & (tl.abs(step) > TOLERANCE * reach)
+        mass, steep = newton_sums(x, reach, order, R)
+        more, steeper = newton_sums(y, reach, order, R)
+        step = newton_step(tl.where(moving, mass + more, 1.0), tl.where(moving, steep + steeper, 1.0), reach, order, R)
+        still = moving & (tl.abs(step) > tolerate(order, TOLERANCE, R) * reach)
         reach = tl.where(moving, shorten(reach, step), reach)
         moving = still
         going = tl.max(moving.to(tl.int32), 0)
         turn += 1
     return reach
+
+
+@triton.jit
+def tolerate(order, TOLERANCE: tl.constexpr, R: tl.constexpr):
+    """The step at which Newton stops, relative to ρ.
+
+    It is smaller for r near 1, where the slopes all but jump at θ, and for a large r, where ρ is many times the width of
+    the scores that weigh anything.
+    """
+    if is_whole(R):
+        return TOLERANCE
+    else:
+        steep = tl.minimum(tl.maximum(2.0 * (order - 1.0), 2.0**-8), 1.0)
+        return tl.maximum(TOLERANCE * steep / tl.minimum(tl.maximum(order / 3.0, 1.0), 10.0), 4 * EPS)
 
 
 @triton.jit
@@ -169,24 +193,24 @@ def shorten(reach, step):
 
 
 @triton.jit
-def newton_sums(x, reach, R: tl.constexpr):
+def newton_sums(x, reach, order, R: tl.constexpr):
     """(M,) Σ K and Σ of its slope, in units of ρ, or of 1 for a whole r."""
     if is_whole(R):
         k, steep = whole_powers(x + reach[:, None], R)
     else:
-        k, steep = any_powers(x, reach[:, None], R)
+        k, steep = any_powers(x, reach[:, None], order)
     return tl.sum(k, 1), tl.sum(steep, 1)
 
 
 @triton.jit
-def newton_step(mass, steep, reach, R: tl.constexpr):
+def newton_step(mass, steep, reach, order, R: tl.constexpr):
     """(M,) what to take off ρ."""
     if R == 1.0:
         return (mass - 1.0) / steep
     elif is_whole(R):
         return mass * (1.0 - R * root(mass, R)) / steep
     else:
-        return mass * (reach - R * root(mass, R)) / steep
+        return mass * (reach - order * any_root(mass, order)) / steep
 
 
 # -- the k-th largest score ----------------------------------------------------------------------
@@ -206,7 +230,7 @@ def from_ordered(i):
 
 @triton.jit
 def kth_largest(
-    best, second, peak, row, bounds, nearest, ALIBI: tl.constexpr,
+    best, second, peak, row, bounds, nearest, BENDS: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """(M,) the k-th largest score, and the last key inside among those equal to it: the earlier key wins a tie.
@@ -216,7 +240,13 @@ def kth_largest(
     """
     b_lo, b_hi = row[4], row[5]
     first, last = bounds[0] // BLOCK_N, tl.cdiv(bounds[1], BLOCK_N)
-    wanted = tl.minimum(tl.maximum(b_hi - b_lo, 0), nearest)
+    seen = tl.maximum(b_hi - b_lo, 0)
+    if hides(BENDS):
+        seen = tl.zeros((BLOCK_M,), tl.int32)
+        for tile in range(first, last):
+            s = load_scores(row, bounds, tile, BENDS, D, BLOCK_N, BLOCK_D)
+            seen += tl.sum((s != -INF).to(tl.int32), 1)
+    wanted = tl.minimum(seen, nearest)
     low = tl.full((BLOCK_M,), -(2**31), tl.int32)  # at least `wanted` scores are ≥ low
     x, y = to_ordered(best), to_ordered(second)
     for bit in range(32):
@@ -232,7 +262,7 @@ def kth_largest(
         middle = tl.maximum(middle, low + 1)
         count = tl.zeros((BLOCK_M,), tl.int32)
         for tile in range(first, last):
-            i = to_ordered(load_scores(row, bounds, tile, ALIBI, D, BLOCK_N, BLOCK_D))
+            i = to_ordered(load_scores(row, bounds, tile, BENDS, D, BLOCK_N, BLOCK_D))
             count += tl.sum((i >= middle[:, None]).to(tl.int32), 1)
         low = tl.where((count >= wanted) & (done == 0), middle, low)
         high = tl.where((count < wanted) & (done == 0), middle, high)
@@ -241,27 +271,27 @@ def kth_largest(
         turn += 1
     kth = tl.full((BLOCK_M,), 2**31 - 1, tl.int32)
     for tile in range(first, last):
-        i = to_ordered(load_scores(row, bounds, tile, ALIBI, D, BLOCK_N, BLOCK_D))
+        i = to_ordered(load_scores(row, bounds, tile, BENDS, D, BLOCK_N, BLOCK_D))
         kth = tl.minimum(kth, tl.min(tl.where(i >= low[:, None], i, 2**31 - 1), 1))
     left = wanted
     for tile in range(first, last):
-        i = to_ordered(load_scores(row, bounds, tile, ALIBI, D, BLOCK_N, BLOCK_D))
+        i = to_ordered(load_scores(row, bounds, tile, BENDS, D, BLOCK_N, BLOCK_D))
         left -= tl.sum((i > kth[:, None]).to(tl.int32), 1)
     cut = tl.full((BLOCK_M,), -1, tl.int32)
     for tile in range(first, last):
-        i = to_ordered(load_scores(row, bounds, tile, ALIBI, D, BLOCK_N, BLOCK_D))
+        i = to_ordered(load_scores(row, bounds, tile, BENDS, D, BLOCK_N, BLOCK_D))
         cut = tl.maximum(cut, last_inside(i, kth, left, tile * BLOCK_N, BLOCK_N))
         left -= tl.sum((i == kth[:, None]).to(tl.int32), 1)
     return from_ordered(kth), cut
 
 
 @triton.jit
-def load_scores(row, bounds, tile, ALIBI: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+def load_scores(row, bounds, tile, BENDS: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
     """(M, N) scores of a tile, −inf where a key is not seen."""
-    b_q, p_k, k_n, b_at, b_lo, b_hi, scale, slope = row
+    b_q, p_k, k_n, b_at, b_lo, b_hi, scale, bends = row
     o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, False)
-    s = bend(dot(b_q, tl.trans(b_k)) * scale, o_n[None, :], b_at[:, None], slope, ALIBI)
+    s = bend(dot(b_q, tl.trans(b_k)) * scale, o_n[None, :], b_at[:, None], bends, BENDS)
     return tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
 
 

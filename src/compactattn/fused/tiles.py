@@ -1,7 +1,8 @@
 """What every kernel starts from: which rows a program has, which keys they see, and tiles of their scores.
 
 The scores are cut into tiles of M queries × N keys. A tile is *whole* where every query sees every key: no mask is
-taken there. Names: b_ a block of numbers, p_ a pointer, o_ offsets, m_ a mask. D head dim, T tiles.
+taken there. A call with a tensor for a mask has no such tiles.
+Names: b_ a block of numbers, p_ a pointer, o_ offsets, m_ a mask. D head dim, T tiles.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
@@ -11,6 +12,28 @@ import triton
 import triton.language as tl
 
 from compactattn.fused.profiles import INF
+
+
+@triton.constexpr_function
+def has_slopes(bends):
+    """What bends the scores is in the bits of a number: see launch.py."""
+    return bends & 1 != 0
+
+
+@triton.constexpr_function
+def has_bias(bends):
+    return bends & 2 != 0
+
+
+@triton.constexpr_function
+def has_allowed(bends):
+    return bends & 4 != 0
+
+
+@triton.constexpr_function
+def hides(bends):
+    """Whether a tensor may hide single keys."""
+    return bends > 1
 
 
 @triton.jit
@@ -46,10 +69,12 @@ def load_sight(p_at, p_lo, p_hi, start, Q, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def span(b_lo, b_hi, K):
+def span(b_lo, b_hi, K, BENDS: tl.constexpr):
     """The keys first … last − 1 that any of these rows sees, and those that all of them see; rows that see none aside."""
     live = b_lo < b_hi
     first, last = tl.min(tl.where(live, b_lo, K), 0), tl.max(tl.where(live, b_hi, 0), 0)
+    if hides(BENDS):
+        return first, last, K, 0
     return first, last, tl.max(tl.where(live, b_lo, 0), 0), tl.min(tl.where(live, b_hi, K), 0)
 
 
@@ -83,7 +108,7 @@ def find_tile(i, whole, p_list, size, LISTED: tl.constexpr, WHOLE: tl.constexpr)
     if LISTED:
         return tl.load(p_list + (size - 1 - i if WHOLE else i)).to(tl.int32)
     else:
-        begin, head, masked, whole_first, whole_last = whole
+        begin, head, _, _, whole_last = whole
         return whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)
 
 
@@ -98,17 +123,58 @@ def add_dot(acc, a, b):
 
 
 @triton.jit
-def bend(s, o_n, at, slope, ALIBI: tl.constexpr):
-    """Scores with −slope · |distance| added. Here and below keys lie along one axis of a tile, rows along the other."""
-    if ALIBI:
+def bend(s, o_n, at, bends, BENDS: tl.constexpr):
+    """Scores with the bias and −slope · |distance| added, −inf where a tensor hides a key, whatever that holds.
+
+    Here and below keys lie along one axis of a tile, rows along the other.
+    """
+    slope, p_bias, bias_n, p_allowed, allowed_n, lo, hi = bends
+    if has_bias(BENDS):
+        bias = tl.load(p_bias + tl.cast(o_n, tl.int64) * bias_n, mask=legal(o_n, lo, hi), other=-INF).to(tl.float32)
+        s = tl.where(bias == -INF, -INF, s + bias)
+    if has_slopes(BENDS):
         s = s - slope * tl.abs(at - o_n).to(tl.float32)
+    if has_allowed(BENDS):
+        s = tl.where(tl.load(p_allowed + tl.cast(o_n, tl.int64) * allowed_n, mask=legal(o_n, lo, hi), other=0) != 0, s, -INF)
     return s
 
 
 @triton.jit
+def bends_of(h, rows, p_slopes, p_bias, p_allowed, steps, BENDS: tl.constexpr):
+    """What `bend` needs of a block of rows: the slope of their head, and their part of the tensors."""
+    b, o_m, b_lo, b_hi = rows
+    bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n = steps
+    slope = tl.load(p_slopes + h).to(tl.float32) if has_slopes(BENDS) else 0.0
+    o_m = tl.cast(o_m, tl.int64)[:, None]
+    if has_bias(BENDS):
+        p_bias = p_bias + b * bias_b + h * bias_h + o_m * bias_m
+    if has_allowed(BENDS):
+        p_allowed = p_allowed + b * allowed_b + h * allowed_h + o_m * allowed_m
+    return slope, p_bias, bias_n, p_allowed, allowed_n, b_lo[:, None], b_hi[:, None]
+
+
+@triton.jit
 def legal(o_n, lo, hi):
-    """Whether a query sees a key."""
+    """Whether a key is one of those that a query may see."""
     return (o_n >= lo) & (o_n < hi)
+
+
+@triton.jit
+def sees(s, o_n, lo, hi, BENDS: tl.constexpr):
+    """Whether a query sees a key: no tensor hides it either."""
+    if hides(BENDS):
+        return legal(o_n, lo, hi) & ((s == -INF) == 0)
+    else:
+        return legal(o_n, lo, hi)
+
+
+@triton.jit
+def hush(b, seen, AXIS: tl.constexpr, BENDS: tl.constexpr):
+    """Rows or keys of a tile, with zeros for those that a tensor hides from all the others, whatever they hold."""
+    if hides(BENDS):
+        return tl.where((tl.max(seen.to(tl.int32), AXIS) > 0)[:, None], b, 0.0).to(b.dtype)
+    else:
+        return b
 
 
 @triton.jit

@@ -1,0 +1,289 @@
+"""The gradients dq, dk and dv, as rows.pull.
+
+One program has a block of queries (dq) or of keys (dk, dv) of one head, and writes it alone: no atomics, so
+that every run gives the same bits. It visits only the tiles in its list, where it has one. With y = u (s − θ),
+
+    w = y₊^r,    ds = g · y^(r−1) ⊙ (dw − c),    g = r u,    dw = do·v,
+
+and what θ receives, −Σ ds, goes to the best key(s), the k-th key or the scale, as the rule has it. The centre c is do·o,
+or do·õ where θ moves so that Σ w = 1: the forward kernel leaves õ, the mean of the values under the weights y^(r−1).
+The vector that c comes from is kept in two numbers of the dtype, itself and what its rounding left: an error of c is common
+to a whole row and does not average out.
+
+Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v.
+"""
+
+# mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from compactattn.fused.profiles import INF, LEARNED, load_order, order_slope
+from compactattn.fused.threshold import ANCHORED, FIXED, LENGTHS, NEAREST, NORMALISING
+from compactattn.fused.tiles import (
+    add_dot,
+    bends_of,
+    count_tiles,
+    dot,
+    find_tile,
+    has_bias,
+    has_slopes,
+    hides,
+    hush,
+    load_rows,
+    load_sight,
+    plan,
+    sees,
+    span,
+    store_rows,
+)
+from compactattn.fused.weights import is_plain, load_kept, make_row, turn_row, weigh
+
+
+@triton.jit
+def pull(s, o_n, row, steep, dw, gain, offset, share, RULE: tl.constexpr, R: tl.constexpr):
+    """ds = g · slope ⊙ (dw − c), with what θ receives handed to the key(s) that set it. `offset` is −g c."""
+    ds = steep * tl.fma(dw, gain, offset)
+    if R != INF:
+        if RULE == ANCHORED:
+            ds += tl.where(s == row[3], share, 0.0)
+        elif RULE == NEAREST:
+            ds += tl.where(o_n == row[6], share, 0.0)
+    return ds
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def backward_queries(
+    p_do, p_q, p_k, p_v, p_o, p_tilt, p_dq, p_kept, p_pulled, p_dscale, p_dorder, p_list, p_count,
+    p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
+    do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, dq_b, dq_h, dq_m, scale_h, at_b, lo_b, hi_b,
+    bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
+    H, Q, K, rows, tiles, margin,
+    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
+    LISTED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """dq of a block of queries, its part of dscale and of dr, and for `backward_keys` the centre and share of each row."""
+    blocks = tl.cdiv(Q, BLOCK_M)
+    begin = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
+    head = tl.program_id(0) // blocks
+    b, h = tl.cast(head // H, tl.int64), tl.cast(head % H, tl.int64)
+    b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
+    bounds = span(b_lo, b_hi, K, BENDS)
+    live = b_lo < b_hi
+    b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
+    b_do = load_rows(p_do + b * do_b + h * do_h, begin, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
+    scale = tl.load(p_scale + h * scale_h)
+    order = load_order(p_orders, h) if R == LEARNED else R
+    steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
+    bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
+    p_k += b * k_b + h // GROUP * k_h
+    p_v += b * v_b + h // GROUP * v_h
+    m_rows = begin + tl.arange(0, BLOCK_M) < Q
+    o_rows = tl.cast(head, tl.int64) * Q + begin + tl.arange(0, BLOCK_M)
+    far = tl.cast(rows, tl.int64)
+    kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
+    row, gain = make_row(kept, b_at, scale, bends, order, margin, True, RULE, R, PEAKED)
+
+    TILTED: tl.constexpr = R != INF and RULE != FIXED
+    o_o = b * o_b + h * o_h
+    p_rest = p_tilt + o_o + (far * DV if TILTED else 0)
+    rest = tl.sum(b_do.to(tl.float32) * load_rows(p_rest, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False).to(tl.float32), 1)
+    if TILTED:
+        b_tilt = load_rows(p_tilt + o_o, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False)
+        lean = tl.sum(b_do.to(tl.float32) * b_tilt.to(tl.float32), 1)
+    share = tl.zeros_like(rest)
+    if TILTED and RULE == NORMALISING:
+        centre = lean + rest
+    else:
+        b_o = load_rows(p_o + o_o, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False)
+        centre = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1) + rest
+        if TILTED:
+            known = kept[1] > 0.0
+            share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * lean, 0.0)
+    o_pulled = (tl.cast(head, tl.int64) * blocks + begin // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
+    padded = tl.cast(tl.num_programs(0), tl.int64) * BLOCK_M
+    if is_plain(RULE, R, BENDS, EXACT):  # all that `backward_keys` needs, for every row of the block
+        tl.store(p_pulled + o_pulled, row[9])
+        tl.store(p_pulled + padded + o_pulled, row[10])
+        tl.store(p_pulled + 2 * padded + o_pulled, gain * scale)
+        tl.store(p_pulled + 3 * padded + o_pulled, -gain * scale * centre)
+    else:
+        tl.store(p_pulled + o_pulled, centre)
+        tl.store(p_pulled + padded + o_pulled, share * scale)
+        if has_bias(BENDS):
+            tl.store(p_pulled + 2 * padded + o_pulled, share)
+
+    block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
+    counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
+    sight = (b_at, b_lo, b_hi, bounds, plan(bounds, BLOCK_N), counts)
+    pulls = (gain[:, None], (-gain * centre)[:, None], (centre if R == LEARNED else share)[:, None])
+    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
+    dself = tl.zeros((BLOCK_M,), tl.float32)
+    flat = turn_row(row)
+    acc, dself = pull_keys(
+        acc, dself, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
+        RULE, R, BENDS, EXACT, LISTED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    if not hides(BENDS):
+        acc, dself = pull_keys(
+            acc, dself, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
+            RULE, R, BENDS, EXACT, LISTED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    acc = tl.where(live[:, None], acc, 0.0)
+    store_rows(p_dq + b * dq_b + h * dq_h, begin, m_rows, dq_m, acc * scale, D, BLOCK_M, BLOCK_D)
+    if hides(BENDS):
+        b_q = tl.where((kept[0] != -INF)[:, None], b_q, 0.0)
+    dscale = tl.sum(acc * b_q.to(tl.float32), 1)
+    if R == LEARNED:
+        tl.store(p_dorder + tl.program_id(0), tl.sum(dself, 0))
+    else:
+        dscale += dself
+    tl.store(p_dscale + tl.program_id(0), tl.sum(dscale, 0))
+
+
+@triton.jit
+def pull_keys(
+    acc, dself, b_q, b_do, p_k, p_v, k_n, v_n, row, pulls, sight, p_list, tiles, RULE: tl.constexpr, R: tl.constexpr,
+    BENDS: tl.constexpr, EXACT: tl.constexpr, LISTED: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Σ ds k over the masked or the whole tiles, and what a fixed θ or a learned r receives."""
+    _, b_lo, b_hi, bounds, whole, counts = sight
+    for i in range(0, count_tiles(whole, counts, LISTED, WHOLE)):
+        tile = find_tile(i, whole, p_list, tiles, LISTED, WHOLE)
+        o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        m_n = (o_n >= bounds[0]) & (o_n < bounds[1])
+        b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
+        b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
+        raw = dot(b_q, tl.trans(b_k))
+        dw = dot(b_do, tl.trans(b_v))
+        s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
+        ds = pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
+        if not WHOLE:
+            seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
+            ds = tl.where(seen, ds, 0.0)
+            b_k = hush(b_k, seen, 0, BENDS)
+        if RULE == FIXED:
+            dself -= tl.sum(ds, 1)
+        if R == LEARNED:
+            dorder = order_slope(k, row[11]) * (dw - pulls[2])
+            dself += tl.sum(dorder if WHOLE else tl.where(seen, dorder, 0.0), 1)
+        acc = add_dot(acc, ds.to(b_k.dtype), b_k)
+    return acc, dself
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def backward_keys(
+    p_do, p_q, p_k, p_v, p_dk, p_dv, p_kept, p_pulled, p_list, p_count,
+    p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
+    do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n,
+    scale_h, at_b, lo_b, hi_b, bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
+    H, Q, K, rows, tiles, margin,
+    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of a block of keys, from the queries of its group of heads in its list. A step has no slope, and no dk.
+
+    A tile of the list has STEPS · M queries.
+    """
+    blocks = tl.cdiv(K, BLOCK_N)
+    begin = tl.program_id(0) % blocks * BLOCK_N  # the keys that most queries see first
+    head = tl.program_id(0) // blocks
+    b, key_head = tl.cast(head // (H // GROUP), tl.int64), tl.cast(head % (H // GROUP), tl.int64)
+    o_n = begin + tl.arange(0, BLOCK_N)
+    b_k = load_rows(p_k + b * k_b + key_head * k_h, begin, o_n < K, k_n, D, BLOCK_N, BLOCK_D, False)
+    b_v = load_rows(p_v + b * v_b + key_head * v_h, begin, o_n < K, v_n, DV, BLOCK_N, BLOCK_DV, False)
+    dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
+    dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
+    sight = (p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b)
+    steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
+    for member in range(GROUP):
+        h = key_head * GROUP + member
+        scale = tl.load(p_scale + h * scale_h)
+        order = load_order(p_orders, h) if R == LEARNED else R
+        bends = (b, h, p_slopes, p_bias, p_allowed, steps)
+        block = (b * H + h) * blocks + begin // BLOCK_N
+        padded = tl.cast(tiles, tl.int64) * (STEPS * BLOCK_M)  # rows of a head in p_pulled
+        queries = (
+            p_q + b * q_b + h * q_h, p_do + b * do_b + h * do_h, q_m, do_m,
+            (b * H + h) * Q, (b * H + h) * padded, rows // Q * padded, Q, tl.cast(rows, tl.int64),
+        )  # fmt: skip
+        dk, dv = pull_queries(
+            dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
+            tl.load(p_count + 2 * block), tiles, scale, bends, order, margin, RULE, R, BENDS, EXACT, PEAKED, False,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+        )  # fmt: skip
+        if not hides(BENDS):
+            dk, dv = pull_queries(
+                dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
+                tl.load(p_count + 2 * block + 1), tiles, scale, bends, order, margin, RULE, R, BENDS, EXACT, PEAKED, True,
+                D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+            )  # fmt: skip
+    store_rows(p_dv + b * dv_b + key_head * dv_h, begin, o_n < K, dv_n, dv, DV, BLOCK_N, BLOCK_DV)
+    if R != 0.0:
+        store_rows(p_dk + b * dk_b + key_head * dk_h, begin, o_n < K, dk_n, dk, D, BLOCK_N, BLOCK_D)
+
+
+@triton.jit
+def pull_queries(
+    dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scale, bends, order, margin,
+    RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr, WHOLE: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Adds Σ ds q and Σ w do over the masked or the whole tiles of one head."""
+    p_q, p_do, q_m, do_m, first_row, first_pulled, padded, Q, far = queries
+    for i in range(0, count * STEPS):
+        tile = tl.load(p_list + (tiles - 1 - i // STEPS if WHOLE else i // STEPS)).to(tl.int32)
+        start = (tile * STEPS + i % STEPS) * BLOCK_M
+        o_m = start + tl.arange(0, BLOCK_M)
+        m_rows = o_m < Q
+        b_at = o_m
+        if has_slopes(BENDS):
+            b_at = tl.load(sight[0] + o_m, mask=m_rows, other=0).to(tl.int32)
+        live, b_lo, b_hi = m_rows, o_m, o_m
+        if not WHOLE:
+            b_lo = tl.load(sight[1] + o_m, mask=m_rows, other=0).to(tl.int32)
+            b_hi = tl.load(sight[2] + o_m, mask=m_rows, other=0).to(tl.int32)
+            live = b_lo < b_hi
+        b_q = load_rows(p_q, start, live, q_m, D, BLOCK_M, BLOCK_D, False)
+        b_do = load_rows(p_do, start, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
+        row, pulls = load_pulled(
+            p_kept, p_pulled + first_pulled + o_m, padded, first_row + o_m, m_rows, far, b_at, scale,
+            bends_of(bends[1], (bends[0], o_m, b_lo, b_hi), bends[2], bends[3], bends[4], bends[5], BENDS), order, margin,
+            RULE, R, BENDS, EXACT, PEAKED,
+        )  # fmt: skip
+        raw = dot(b_q, tl.trans(b_k))
+        s, w, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
+        if not WHOLE:
+            seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
+            w = tl.where(seen, w, 0.0)
+            b_q, b_do = hush(b_q, seen, 1, BENDS), hush(b_do, seen, 1, BENDS)
+        dv = add_dot(dv, tl.trans(w.to(b_do.dtype)), b_do)
+        if R != 0.0:
+            dw = dot(b_do, tl.trans(b_v))
+            ds = pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
+            if not WHOLE:
+                ds = tl.where(seen, ds, 0.0)
+            dk = add_dot(dk, tl.trans(ds.to(b_q.dtype)), b_q)
+    return dk, dv
+
+
+@triton.jit
+def load_pulled(
+    p_kept, p_pulled, padded, o_rows, m_rows, far, b_at, scale, bends, order, margin,
+    RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
+):  # fmt: skip
+    """The rows as `weigh` and `pull` take them; the gain and the share hold the scale already."""
+    one, two = tl.load(p_pulled)[:, None], tl.load(p_pulled + padded)[:, None]
+    if is_plain(RULE, R, BENDS, EXACT):
+        gain, offset = tl.load(p_pulled + 2 * padded)[:, None], tl.load(p_pulled + 3 * padded)[:, None]
+        return (one, scale, bends, one, one, one, one, one, one, one, two, order), (gain, offset, one)
+    else:
+        kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
+        row, gain = make_row(kept, b_at, scale, bends, order, margin, True, RULE, R, PEAKED)
+        slant = (gain * scale)[:, None]
+        return turn_row(row), (slant, -slant * one, two)

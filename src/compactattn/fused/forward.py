@@ -1,0 +1,276 @@
+"""The estimate o = Σ w v, as reference.estimate.
+
+One program has a block of queries of one head. It visits only the tiles in its list, where it has one, and leaves what the
+backward kernels need: of each row its best score, ρ, Z and the sum of the slopes, and õ, the mean of the values under the
+weights y^(r−1). Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v.
+"""
+
+# mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from compactattn.fused.profiles import ALL, INF, LEARNED, LOG2E, is_whole, load_order
+from compactattn.fused.threshold import (
+    ANCHORED,
+    FIXED,
+    LENGTHS,
+    MASS,
+    MOST_TURNS,
+    NEAREST,
+    NORMALISING,
+    PEAK,
+    REACH,
+    SLOPES,
+    WORD,
+    either,
+    larger,
+    newton_step,
+    shorten,
+    tolerate,
+)
+from compactattn.fused.tiles import (
+    add_dot,
+    bend,
+    bends_of,
+    count_tiles,
+    dot,
+    find_tile,
+    grounded,
+    hides,
+    hush,
+    load_rows,
+    load_sight,
+    plan,
+    sees,
+    span,
+    store_rows,
+)
+from compactattn.fused.weights import is_direct, load_kept, make_row, turn_row, weigh
+
+
+@triton.jit(do_not_specialize=LENGTHS)
+def forward(
+    p_q, p_k, p_v, p_o, p_tilt, p_kept, p_support, p_list, p_count, p_flags,
+    p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
+    q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, scale_h, at_b, lo_b, hi_b,
+    bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
+    H, Q, K, rows, tiles, margin,
+    RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
+    READOUT: tl.constexpr, GRAD: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr, TOLERANCE: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """o = Σ w v for a block of queries of one head, and õ; keeps what the backward kernels need of each row.
+
+    The two best of each class gave a ρ; the sums over all keys give Newton's next step. It is small: made to first
+    order on the sums themselves it is exact enough, else the sums are taken again.
+    """
+    blocks = tl.cdiv(Q, BLOCK_M)
+    begin = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
+    head = tl.program_id(0) // blocks
+    b, h = tl.cast(head // H, tl.int64), tl.cast(head % H, tl.int64)
+    b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
+    bounds = span(b_lo, b_hi, K, BENDS)
+    live = b_lo < b_hi
+    b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
+    scale = tl.load(p_scale + h * scale_h)
+    order = load_order(p_orders, h) if R == LEARNED else R
+    steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
+    bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
+    p_k += b * k_b + h // GROUP * k_h
+    p_v += b * v_b + h // GROUP * v_h
+    m_rows = begin + tl.arange(0, BLOCK_M) < Q
+    o_rows = tl.cast(head, tl.int64) * Q + begin + tl.arange(0, BLOCK_M)
+    far = tl.cast(rows, tl.int64)
+    block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
+    lists = (p_list + block * tiles, p_flags + block * tiles, tiles)
+    counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
+    whole = plan(bounds, BLOCK_N)
+    sight = (b_at, b_lo, b_hi, bounds, whole, counts)
+
+    SOFT: tl.constexpr = RULE == NORMALISING and R == INF
+    SOLVES: tl.constexpr = RULE == NORMALISING and R != INF
+    TILT: tl.constexpr = SOLVES or (GRAD and R != INF and R != 0.0 and RULE != FIXED)
+    none = tl.zeros((BLOCK_M,), tl.float32)
+    if SOFT or is_direct(RULE, R, PEAKED):
+        kept = (tl.where(live, scale - margin, -INF), none, none + 1.0, none, none, none.to(tl.int32))
+    else:
+        kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
+        kept = (kept[0], kept[1], none + 1.0, none, kept[4], kept[5])
+    peak, reach = kept[0], kept[1]
+    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    tilt = tl.zeros((BLOCK_M, BLOCK_DV if TILT else 1), tl.float32)
+    mass, slopes, best, step = none, none, none, none
+    support = none.to(tl.int32)
+    turn, going = 0, tl.max(live.to(tl.int32), 0)
+    while (going > 0) & (turn < MOST_TURNS):
+        row, _ = make_row(
+            (peak, reach, none + 1.0, none, kept[4], kept[5]), b_at, scale, bends, order, margin, False, RULE, R, PEAKED
+        )
+        flat = turn_row(row)
+        zero = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+        leaning = tl.zeros((BLOCK_M, BLOCK_DV if TILT else 1), tl.float32)
+        sums = (zero, leaning, none, none, none, none.to(tl.int32), none - INF)
+        sums = gather(
+            sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
+            RULE, R, BENDS, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        if not hides(BENDS):
+            sums = gather(
+                sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
+                RULE, R, BENDS, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, True,
+                D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+        acc, tilt, mass, slopes, best, support, running = sums
+        going = going * 0
+        if SOFT:
+            peak = tl.where(live, running, -INF)
+        if SOLVES:
+            solid = live & (slopes > 0.0)
+            step = tl.where(solid, newton_step(tl.where(solid, mass, 1.0), tl.where(solid, slopes, 1.0), reach, order, R), 0.0)
+            off = tl.abs(step) > tolerate(order, TOLERANCE, R) * reach
+            going = tl.max(off.to(tl.int32), 0)
+            reach = tl.where(off, shorten(reach, step), reach)
+        turn += 1
+    if SOLVES:
+        if is_whole(R):
+            lower = R * step
+            acc -= lower[:, None] * tilt
+            mass -= lower * slopes
+        else:  # in units of ρ, which shrinks: what is left of the step does not grow with r
+            lower = order * step / reach
+            acc += lower[:, None] * (acc - tilt)
+            mass += lower * (mass - slopes)
+        reach = shorten(reach, step)
+    if RULE == FIXED:
+        alone = live & (mass == 0.0)
+        if tl.max(alone.to(tl.int32), 0) > 0:  # nothing in reach is uniform
+            flatter, count = spread(p_v, v_n, b_at, b_lo, b_hi, bends, bounds, BENDS, DV, BLOCK_DV, BLOCK_M, BLOCK_N)
+            acc = tl.where(alone[:, None], flatter, acc)
+            mass = tl.where(alone, -count, mass)
+            support = tl.where(alone, count.to(tl.int32), support)
+        if is_direct(RULE, R, PEAKED):
+            reach = none
+    if SOFT:
+        reach = none + INF
+    mass = tl.where(mass == 0.0, 1.0, mass)  # no key: 0 / 1
+
+    out = tl.where(live[:, None], acc / tl.abs(mass)[:, None], 0.0)
+    out = tl.where((peak == peak)[:, None], out, peak[:, None])  # a score that is not a number
+    store_rows(p_o + b * o_b + h * o_h, begin, m_rows, o_m, out, DV, BLOCK_M, BLOCK_DV)
+    tl.store(p_kept + PEAK * far + o_rows, peak, mask=m_rows)
+    tl.store(p_kept + REACH * far + o_rows, reach, mask=m_rows)
+    tl.store(p_kept + MASS * far + o_rows, mass, mask=m_rows)
+    tl.store(p_kept + SLOPES * far + o_rows, slopes / tl.maximum(best, 1.0), mask=m_rows)
+    if GRAD and R != 0.0:
+        p_tilt += b * o_b + h * o_h
+        other = p_tilt + far * DV
+        if TILT:
+            mean = tl.where(live[:, None], tilt / tl.where(slopes == 0.0, 1.0, slopes)[:, None], 0.0)
+            store_rows(p_tilt, begin, m_rows, o_m, mean if SOLVES else mean - out, DV, BLOCK_M, BLOCK_DV)
+        centred = mean if SOLVES else out
+        store_rows(
+            other if TILT else p_tilt, begin, m_rows, o_m, centred - centred.to(b_q.dtype).to(tl.float32), DV, BLOCK_M, BLOCK_DV
+        )
+    if READOUT:
+        tl.store(p_support + o_rows, support, mask=m_rows)
+
+
+@triton.jit
+def gather(
+    sums, b_q, p_k, p_v, k_n, v_n, row, sight, lists,
+    RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, READOUT: tl.constexpr, GRAD: tl.constexpr,
+    TILT: tl.constexpr, SOFT: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr, WHOLE: tl.constexpr,
+    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Σ K v, Σ slope v, Σ K, Σ slope, the number of best keys and of keys inside, over the masked or the whole tiles.
+
+    With TRACK it also flags the tiles that hold a weight.
+    """
+    acc, tilt, mass, slopes, best, support, peak = sums
+    _, b_lo, b_hi, bounds, whole, counts = sight
+    p_list, p_flags, size = lists
+    end = count_tiles(whole, counts, LISTED, WHOLE)
+    for group in range(0, end, WORD):
+        bits = tl.zeros((BLOCK_M,), tl.int32)  # which tiles of the group hold a weight of each row
+        for i in range(group, tl.minimum(group + WORD, end)):
+            tile = find_tile(i, whole, p_list, size, LISTED, WHOLE)
+            o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+            m_n = (o_n >= bounds[0]) & (o_n < bounds[1])
+            b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
+            b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
+            raw = dot(b_q, tl.trans(b_k))
+            if SOFT:
+                s = bend(raw * row[1], o_n[None, :], row[0], row[2], BENDS)
+                if not WHOLE:
+                    seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
+                    s = tl.where(seen, s, -INF)
+                top = tl.maximum(peak, tl.reduce(s, 1, larger), propagate_nan=ALL)
+                ground = grounded(top)
+                fade = tl.exp2((peak - ground) * LOG2E)
+                k = tl.exp2((s - ground[:, None]) * LOG2E)
+                mass = mass * fade
+                acc = acc * fade[:, None]
+                peak = top
+            else:
+                s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
+                if not WHOLE:
+                    seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
+                    k, steep = tl.where(seen, k, 0.0), tl.where(seen, steep, 0.0)
+                if RULE == ANCHORED and GRAD and TILT:
+                    equal = s == row[3]
+                    best += tl.sum((equal if WHOLE else equal & seen).to(tl.float32), 1)
+            if not WHOLE:
+                b_v = hush(b_v, seen, 0, BENDS)
+            if RULE == FIXED or R == INF:
+                k = rounded(k, b_v.dtype)
+            more = tl.sum(k, 1)
+            mass += more
+            acc = add_dot(acc, k.to(b_v.dtype), b_v)
+            if TILT:
+                slopes += tl.sum(steep, 1)
+                tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)
+            if READOUT:
+                support += tl.sum((k > 0.0).to(tl.int32), 1)
+            if TRACK:
+                holds = (more == 0.0) == 0
+                if RULE == NEAREST:  # the k-th key may weigh nothing, and receives what θ does
+                    holds = holds | (tl.max((o_n[None, :] == row[6]).to(tl.int32), 1) > 0)
+                bits = bits | (holds.to(tl.int32) << (i - group))
+        if TRACK:
+            o = group + tl.arange(0, WORD)
+            tiles = find_tile(tl.minimum(o, end - 1), whole, p_list, size, LISTED, WHOLE)
+            flag = (tl.reduce(bits, 0, either) >> tl.arange(0, WORD)) & 1
+            tl.store(p_flags + tiles, flag.to(tl.int8), mask=o < end)
+    return acc, tilt, mass, slopes, best, support, peak
+
+
+@triton.jit
+def rounded(k, dtype: tl.constexpr):
+    """The weights as the product with the values will see them: where Z is tiny, o must be a mean under just these."""
+    if dtype == tl.bfloat16:
+        near = ((k.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True)
+        return tl.where(k == k, near, k)  # the sum of a NaN may be anything
+    else:
+        return k.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def spread(
+    p_v, v_n, b_at, b_lo, b_hi, bends, bounds, BENDS: tl.constexpr,
+    DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Σ v over the keys that each row sees, and their number."""
+    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
+    count = tl.zeros((BLOCK_M,), tl.int32)
+    for tile in range(bounds[0] // BLOCK_N, tl.cdiv(bounds[1], BLOCK_N)):
+        o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+        b_v = load_rows(p_v, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), v_n, DV, BLOCK_N, BLOCK_DV, False)
+        s = bend(tl.zeros((BLOCK_M, BLOCK_N), tl.float32), o_n[None, :], b_at[:, None], bends, BENDS)
+        seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
+        acc = add_dot(acc, seen.to(b_v.dtype), hush(b_v, seen, 0, BENDS))
+        count += tl.sum(seen.to(tl.int32), 1)
+    return acc, (count if hides(BENDS) else b_hi - b_lo).to(tl.float32)

@@ -1,0 +1,135 @@
+"""What the kernels know of a row, and the weights of a tile of scores: y₊^r with y = u (s − θ), as rows.weigh.
+
+Values of r and the rule are compile-time numbers; lengths are not, so that a new length compiles nothing.
+"""
+
+# mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from compactattn.fused.profiles import INF, LEARNED, LOG2E, any_powers, is_whole, root, whole_powers
+from compactattn.fused.threshold import ANCHORED, CUT, FIXED, MASS, NEAREST, NORMALISING, PEAK, REACH, SLOPES, THETA
+from compactattn.fused.tiles import bend, grounded, shift
+
+
+@triton.constexpr_function
+def is_plain(rule, r, bends, exact):
+    """Whether one multiply-add leads from q·k to y: no bias, no key found by equality, and bits to spare."""
+    straight = (rule == 0 or rule == 2) and r in (1.0, 2.0, 3.0)  # normalising, fixed
+    return (straight or (rule == 0 and r == float("inf"))) and not bends and not exact
+
+
+@triton.constexpr_function
+def is_direct(rule, r, peaked):
+    """Whether θ is known before any score."""
+    return rule == 2 and not peaked
+
+
+@triton.jit
+def load_kept(p_kept, o_rows, m_rows, far, RULE: tl.constexpr):
+    """(M,) each: max s (−inf where no key is seen), ρ, Z, Σ slopes, θ and the last key inside."""
+    peak = tl.load(p_kept + PEAK * far + o_rows, mask=m_rows, other=-INF)
+    reach = tl.load(p_kept + REACH * far + o_rows, mask=m_rows, other=1.0)
+    mass = tl.load(p_kept + MASS * far + o_rows, mask=m_rows, other=1.0)
+    slopes = tl.load(p_kept + SLOPES * far + o_rows, mask=m_rows, other=0.0)
+    theta, cut = peak - reach, tl.zeros_like(peak).to(tl.int32)
+    if RULE == NEAREST:
+        theta = tl.load(p_kept + THETA * far + o_rows, mask=m_rows, other=0.0)
+        cut = tl.load(p_kept + CUT * far + o_rows, mask=m_rows, other=0.0).to(tl.int32, bitcast=True)
+    return peak, reach, mass, slopes, theta, cut
+
+
+@triton.jit
+def make_row(
+    kept, at, scale, bends, order, margin, NORMALISED: tl.constexpr, RULE: tl.constexpr, R: tl.constexpr, PEAKED: tl.constexpr
+):  # fmt: skip
+    """What `weigh` needs of each row, and the gain g. K is y^r with y = rise · q·k + base = unit · (s − θ) + base.
+
+    NORMALISED: K is w, else w but for the factor 1/Z. A row in whose reach no key is has Z < 0 and uniform weights.
+    """
+    peak, reach, mass, _, theta, cut = kept
+    dead, alone = peak == -INF, mass < 0.0
+    mass = tl.abs(mass)
+    ground = grounded(peak)
+    if RULE == FIXED:
+        theta = tl.zeros_like(peak) + (scale - margin)
+    safe = tl.where(dead, 1e37, tl.where(reach > 0.0, reach, 1.0))
+    inverse = tl.where(dead, 0.0, 1.0 / mass) if NORMALISED else tl.where(dead, 0.0, 1.0)
+    base = tl.zeros_like(peak)
+    unit = base + 1.0 if RULE == NORMALISING or is_direct(RULE, R, PEAKED) else 1.0 / safe
+    gain = base + 1.0
+    rise = base + scale
+    if R == INF:
+        rise = rise * LOG2E
+        base = -ground * LOG2E - (tl.log2(mass) if NORMALISED else 0.0)
+        rise, base = tl.where(dead, 0.0, rise), tl.where(dead, -INF, base)
+    elif is_whole(R):
+        factor = root(mass, R) if NORMALISED else base + 1.0
+        unit = tl.where(dead, 0.0, unit * factor)
+        base = -(ground - reach) * unit if RULE == NORMALISING else base
+        gain = R * unit
+        if RULE == FIXED:
+            rise = tl.where(alone, 0.0, scale * unit)
+            base = tl.where(alone, tl.where(dead, 0.0, factor), -theta * unit)
+            unit, gain = tl.where(alone, 0.0, unit), tl.where(alone, 0.0, gain)
+        else:
+            rise = scale * unit
+        if RULE == NEAREST:
+            gain = tl.where(reach > 0.0, gain, 0.0)
+    elif R != 0.0:
+        gain = tl.where(dead | alone | (reach <= 0.0), 0.0, order / (safe * mass))
+        base = tl.where(alone, 1.0, 0.0)
+    elif RULE == FIXED:
+        theta = tl.where(alone, -INF, theta)
+    return (at, scale, bends, ground, safe, theta, cut, unit, inverse, rise, base, order), gain
+
+
+@triton.jit
+def turn_row(row):
+    """The row as (M, 1)."""
+    at, scale, bends, peak, reach, theta, cut, unit, inverse, rise, base, order = row
+    return (
+        at[:, None], scale, bends, peak[:, None], reach[:, None], theta[:, None], cut[:, None], unit[:, None],
+        inverse[:, None], rise[:, None], base[:, None], order,
+    )  # fmt: skip
+
+
+@triton.jit
+def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr):
+    """The scores of a tile of q·k, K of every key and its slope, both 0 off the support."""
+    at, scale, bends, peak, reach, theta, cut, unit, inverse, rise, base, order = row
+    if is_plain(RULE, R, BENDS, EXACT):
+        t = tl.fma(raw, rise, base)
+        if R == INF:
+            k = tl.exp2(t)
+            return raw, k, k
+        else:
+            k, steep = whole_powers(t, R)
+            return raw, k, steep
+    else:
+        s = bend(raw * scale, o_n, at, bends, BENDS)
+        x = shift(s, peak)
+        if is_whole(R):
+            if RULE == FIXED:  # noqa: SIM108
+                t = (s - theta) * unit + tl.where(unit == 0.0, base, 0.0)
+            else:
+                t = (x + reach) * unit
+            k, steep = whole_powers(t, R)
+        elif R == 0.0:
+            inside = s > theta if RULE == FIXED else x > -reach if RULE == ANCHORED else s == s
+            k = tl.where(s == s, tl.where(inside, inverse, 0.0), s)
+            steep = k * 0.0
+        elif R == INF:
+            k = tl.exp2(x * LOG2E) * inverse
+            if RULE == ANCHORED:
+                k = tl.where(x > -reach, k, 0.0)
+            steep = k
+        else:
+            k, steep = any_powers(x, reach, order if R == LEARNED else R)
+            k, steep = tl.where(base > 0.0, 1.0, k) * inverse, tl.where(base > 0.0, 0.0, steep)
+        if RULE == NEAREST:
+            inside = (s > theta) | ((s == theta) & (o_n <= cut))
+            k, steep = tl.where(inside, k, 0.0), tl.where(inside, steep, 0.0)
+        return s, k, steep

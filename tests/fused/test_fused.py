@@ -236,6 +236,18 @@ def test_skipping_tiles_changes_nothing(kernel, mask, cut, monkeypatch):
     check((q, k, v, torch.tensor([3.0])), do, kernel, mask)
 
 
+@pytest.mark.parametrize("kernel", ["ball", "rectified(r=3, b=0.3)"])
+def test_a_tile_of_rows_that_reach_nothing_is_not_skipped(kernel, cut, monkeypatch):
+    """Their weights are uniform, and no tile of theirs is without one."""
+    cut(16, 16)
+    monkeypatch.setattr(launch, "TRACK_FROM", 1)
+    (q, k, v, _), do = draw(Case(1, 1, 1, 2, 100, 16, 16, (16, 16), None))
+    q = q.detach().clone()
+    q[:] = 1.5 * k.detach()[:, :, 50] / k.detach()[:, :, 50].square().sum()  # the first query finds one key, the second none
+    q[:, :, 1] *= 0.1
+    check((q, k, v, torch.tensor([1.0])), do, kernel, None)
+
+
 def test_a_tile_with_the_kth_key_alone_is_not_skipped(cut, monkeypatch):
     """That key weighs nothing and receives what θ does."""
     test_skipping_tiles_changes_nothing("topk_epanechnikov(4)", Causal(1), cut, monkeypatch)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compactattn.fused.profiles import INF, LEARNED, load_order, order_slope
+from compactattn.fused.profiles import INF, LEARNED, is_whole, load_order, order_slope
 from compactattn.fused.threshold import ANCHORED, FIXED, LENGTHS, NEAREST, NORMALISING
 from compactattn.fused.tiles import (
     add_dot,
@@ -120,15 +120,15 @@ def backward_queries(
     sight = (b_at, b_lo, b_hi, bounds, plan(bounds, BLOCK_N), counts)
     pulls = (gain[:, None], (-gain * centre)[:, None], (centre if R == LEARNED else share)[:, None])
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    dself = tl.zeros((BLOCK_M,), tl.float32)
+    drift, dorder = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     flat = turn_row(row)
-    acc, dself = pull_keys(
-        acc, dself, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
+    acc, drift, dorder = pull_keys(
+        acc, drift, dorder, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
         RULE, R, BENDS, EXACT, LISTED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if not hides(BENDS):
-        acc, dself = pull_keys(
-            acc, dself, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
+        acc, drift, dorder = pull_keys(
+            acc, drift, dorder, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
             RULE, R, BENDS, EXACT, LISTED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     acc = tl.where(live[:, None], acc, 0.0)
@@ -136,20 +136,24 @@ def backward_queries(
     if hides(BENDS):
         b_q = tl.where((kept[0] != -INF)[:, None], b_q, 0.0)
     dscale = tl.sum(acc * b_q.to(tl.float32), 1)
+    if RULE == FIXED:
+        dscale -= drift
+    elif RULE == NORMALISING and R != INF:
+        # Σ ds = 0 but for an error of the centre, which reaches dscale through the mean score under the slopes
+        mean = kept[0] - kept[1] + kept[2] / tl.where(kept[3] > 0.0, kept[3], INF) * (1.0 if is_whole(R) else kept[1])
+        dscale -= tl.where(live & (kept[0] != -INF), drift * mean / tl.where(scale == 0.0, INF, scale), 0.0)
     if R == LEARNED:
-        tl.store(p_dorder + tl.program_id(0), tl.sum(dself, 0))
-    else:
-        dscale += dself
+        tl.store(p_dorder + tl.program_id(0), tl.sum(dorder, 0))
     tl.store(p_dscale + tl.program_id(0), tl.sum(dscale, 0))
 
 
 @triton.jit
 def pull_keys(
-    acc, dself, b_q, b_do, p_k, p_v, k_n, v_n, row, pulls, sight, p_list, tiles, RULE: tl.constexpr, R: tl.constexpr,
+    acc, drift, dorder, b_q, b_do, p_k, p_v, k_n, v_n, row, pulls, sight, p_list, tiles, RULE: tl.constexpr, R: tl.constexpr,
     BENDS: tl.constexpr, EXACT: tl.constexpr, LISTED: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Σ ds k over the masked or the whole tiles, and what a fixed θ or a learned r receives."""
+    """Σ ds k over the masked or the whole tiles, Σ ds where a scale hangs on it, and what a learned r receives."""
     _, b_lo, b_hi, bounds, whole, counts = sight
     for i in range(0, count_tiles(whole, counts, LISTED, WHOLE)):
         tile = find_tile(i, whole, p_list, tiles, LISTED, WHOLE)
@@ -165,13 +169,13 @@ def pull_keys(
             seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
             ds = tl.where(seen, ds, 0.0)
             b_k = hush(b_k, seen, 0, BENDS)
-        if RULE == FIXED:
-            dself -= tl.sum(ds, 1)
+        if RULE == FIXED or (RULE == NORMALISING and R != INF):
+            drift += tl.sum(ds, 1)
         if R == LEARNED:
-            dorder = order_slope(k, row[11]) * (dw - pulls[2])
-            dself += tl.sum(dorder if WHOLE else tl.where(seen, dorder, 0.0), 1)
+            more = order_slope(k, row[11]) * (dw - pulls[2])
+            dorder += tl.sum(more if WHOLE else tl.where(seen, more, 0.0), 1)
         acc = add_dot(acc, ds.to(b_k.dtype), b_k)
-    return acc, dself
+    return acc, drift, dorder
 
 
 @triton.jit(do_not_specialize=LENGTHS)

@@ -147,7 +147,9 @@ def forward(
     if RULE == FIXED:
         alone = live & (mass == 0.0)
         if tl.max(alone.to(tl.int32), 0) > 0:  # nothing in reach is uniform
-            flatter, count = spread(p_v, v_n, b_at, b_lo, b_hi, bends, bounds, BENDS, DV, BLOCK_DV, BLOCK_M, BLOCK_N)
+            flatter, count = spread(
+                p_v, v_n, b_at, b_lo, b_hi, bends, bounds, lists[1], BENDS, TRACK, DV, BLOCK_DV, BLOCK_M, BLOCK_N
+            )
             acc = tl.where(alone[:, None], flatter, acc)
             mass = tl.where(alone, -count, mass)
             support = tl.where(alone, count.to(tl.int32), support)
@@ -260,13 +262,17 @@ def rounded(k, dtype: tl.constexpr):
 
 @triton.jit
 def spread(
-    p_v, v_n, b_at, b_lo, b_hi, bends, bounds, BENDS: tl.constexpr,
+    p_v, v_n, b_at, b_lo, b_hi, bends, bounds, p_flags, BENDS: tl.constexpr, TRACK: tl.constexpr,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Σ v over the keys that each row sees, and their number."""
+    """Σ v over the keys that each row sees, and their number; flags every tile, for all of them hold a weight."""
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     count = tl.zeros((BLOCK_M,), tl.int32)
+    if TRACK:
+        tl.debug_barrier()  # after the flags that other threads have written
     for tile in range(bounds[0] // BLOCK_N, tl.cdiv(bounds[1], BLOCK_N)):
+        if TRACK:
+            tl.store(p_flags + tile, 1)
         o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         b_v = load_rows(p_v, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), v_n, DV, BLOCK_N, BLOCK_DV, False)
         s = bend(tl.zeros((BLOCK_M, BLOCK_N), tl.float32), o_n[None, :], b_at[:, None], bends, BENDS)

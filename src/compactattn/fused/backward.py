@@ -109,6 +109,9 @@ def backward_queries(
         tl.store(p_pulled + padded + o_pulled, row[10])
         tl.store(p_pulled + 2 * padded + o_pulled, gain * scale)
         tl.store(p_pulled + 3 * padded + o_pulled, -gain * scale * centre)
+        if RULE == ANCHORED:
+            tl.store(p_pulled + 4 * padded + o_pulled, row[3])
+            tl.store(p_pulled + 5 * padded + o_pulled, share * scale)
     else:
         tl.store(p_pulled + o_pulled, centre)
         tl.store(p_pulled + padded + o_pulled, share * scale)
@@ -285,7 +288,10 @@ def load_pulled(
     one, two = tl.load(p_pulled)[:, None], tl.load(p_pulled + padded)[:, None]
     if is_plain(RULE, R, BENDS, EXACT):
         gain, offset = tl.load(p_pulled + 2 * padded)[:, None], tl.load(p_pulled + 3 * padded)[:, None]
-        return (one, scale, bends, one, one, one, one, one, one, one, two, order), (gain, offset, one)
+        peak, share = one, one
+        if RULE == ANCHORED:
+            peak, share = tl.load(p_pulled + 4 * padded)[:, None], tl.load(p_pulled + 5 * padded)[:, None]
+        return (one, scale, bends, peak, one, one, one, one, one, one, two, order), (gain, offset, share)
     else:
         kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
         row, gain = make_row(kept, b_at, scale, bends, order, margin, True, RULE, R, PEAKED)

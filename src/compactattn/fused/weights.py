@@ -16,8 +16,8 @@ from compactattn.fused.tiles import bend, grounded, shift
 
 @triton.constexpr_function
 def is_plain(rule, r, bends, exact):
-    """Whether one multiply-add leads from q·k to y: no bias, no key found by equality, and bits to spare."""
-    straight = (rule == 0 or rule == 2) and r in (1.0, 2.0, 3.0)  # normalising, fixed
+    """Whether one multiply-add leads from q·k to y: no bias, no key cut off by its place, and bits to spare."""
+    straight = rule != 3 and r in (1.0, 2.0, 3.0)  # nearest
     return (straight or (rule == 0 and r == float("inf"))) and not bends and not exact
 
 
@@ -68,7 +68,7 @@ def make_row(
     elif is_whole(R):
         factor = root(mass, R) if NORMALISED else base + 1.0
         unit = tl.where(dead, 0.0, unit * factor)
-        base = -(ground - reach) * unit if RULE == NORMALISING else base
+        base = -(ground - reach) * unit if RULE == NORMALISING or RULE == ANCHORED else base
         gain = R * unit
         if RULE == FIXED:
             rise = tl.where(alone, 0.0, scale * unit)
@@ -107,7 +107,7 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexp
             return raw, k, k
         else:
             k, steep = whole_powers(t, R)
-            return raw, k, steep
+            return raw * scale, k, steep
     else:
         s = bend(raw * scale, o_n, at, bends, BENDS)
         x = shift(s, peak)

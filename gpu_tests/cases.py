@@ -73,7 +73,7 @@ class Group(NamedTuple):
         return f"{self.kernel}-{self.dtype}-{self.layout.dim}x{self.layout.value_dim}{self.layout.extra}".replace(" ", "")
 
 
-PER_PAIR = 3  # layouts for each kernel and dtype; together they go round all of them
+PER_PAIR = 2  # layouts for each kernel and dtype; together they go round all of them
 PAIRS = [(kernel, dtype) for kernel in KERNELS for dtype in DTYPES]
 GROUPS = [
     Group(*pair, LAYOUTS[(place * PER_PAIR + turn) % len(LAYOUTS)])

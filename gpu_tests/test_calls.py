@@ -80,7 +80,7 @@ def test_a_cuda_graph_replays_both_passes(kernel, size):
 
 
 @needs_gpu
-@pytest.mark.parametrize("dim", [64, 40, 5])
+@pytest.mark.parametrize("dim", [48, 40, 5])  # that no other test has compiled for already
 @pytest.mark.parametrize("kernel", ["biweight", "relumax", "topk_softmax(8)"])
 def test_a_new_length_compiles_nothing(kernel, dim, monkeypatch, record_property):
     from triton import knobs

@@ -114,13 +114,12 @@ def find_tile(i, whole, p_list, size, LISTED: tl.constexpr, WHOLE: tl.constexpr)
 
 @triton.jit
 def dot(a, b):
-    """a b; in fp32 as three products of halves, which err as little as fp32 and are the tensor cores' own."""
-    return tl.dot(a, b, input_precision="tf32x3")
+    return tl.dot(a, b, input_precision="ieee")
 
 
 @triton.jit
 def add_dot(acc, a, b):
-    return tl.dot(a, b, acc, input_precision="tf32x3")
+    return tl.dot(a, b, acc, input_precision="ieee")
 
 
 @triton.jit

@@ -144,7 +144,7 @@ def backward_queries(
     elif RULE == NORMALISING and R != INF:
         # Σ ds = 0 but for an error of the centre, which reaches dscale through the mean score under the slopes
         mean = kept[0] - kept[1] + kept[2] / tl.where(kept[3] > 0.0, kept[3], INF) * (1.0 if is_whole(R) else kept[1])
-        dscale -= tl.where(live & (kept[0] != -INF), drift * mean / tl.where(scale == 0.0, INF, scale), 0.0)
+        dscale -= tl.where(live & (kept[0] != -INF), drift * mean / scale, 0.0)
     if R == LEARNED:
         tl.store(p_dorder + tl.program_id(0), tl.sum(dorder, 0))
     tl.store(p_dscale + tl.program_id(0), tl.sum(dscale, 0))

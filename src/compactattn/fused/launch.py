@@ -189,7 +189,9 @@ def estimate_backward(
     call = Call(q, k, v, scale, view, code, orders)
     cut = call.cut
     track = kept.flags.numel() > 0
-    pulled = kept.rows.new_empty((6 if code[1] == "anchored" else 4, call.heads, call.blocks * cut.queries.m))  # what the keys need to know of each row
+    pulled = kept.rows.new_empty(
+        (6 if code[1] == "anchored" else 4, call.heads, call.blocks * cut.queries.m)
+    )  # what the keys need to know of each row
     with _on(q):
         bounds = call.bounds()
         if code[0] != 0:

@@ -29,6 +29,12 @@ WORD = tl.constexpr(32)  # tiles whose flags are gathered in one number before t
 LARGEST = tl.constexpr(1e37)  # a reach whose inverse is a normal number
 
 
+@triton.constexpr_function
+def is_even(rule, bends):
+    """Whether the scores are in the order of q·k, so that only the best need be scaled (a scale is positive)."""
+    return rule != 3 and not bends  # nearest
+
+
 @triton.jit(do_not_specialize=LENGTHS)
 def threshold(
     p_q, p_k, p_kept, p_flags, p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
@@ -51,7 +57,8 @@ def threshold(
     order = load_order(p_orders, h) if R == LEARNED else R
     steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
     bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
-    row = (b_q, p_k + b * k_b + h // GROUP * k_h, k_n, b_at, b_lo, b_hi, scale, bends)
+    size = scale if is_even(RULE, BENDS) else 1.0
+    row = (b_q, p_k + b * k_b + h // GROUP * k_h, k_n, b_at, b_lo, b_hi, scale, size, bends)
     block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
     p_flags += block * tiles
     whole = plan(bounds, BLOCK_N)
@@ -66,13 +73,14 @@ def threshold(
     )  # fmt: skip
     if not hides(BENDS):
         if TRACK and TWO:
-            peak = largest(best)
-            found = peak - normalising_reach(best, second, peak, live, order, TOLERANCE, R)
+            peak = largest(best) * size
+            found = peak - normalising_reach(best * size, second * size, peak, live, order, TOLERANCE, R)
             bound = tl.where(live & (peak > -INF), found, bound)
         best, second, bound = look(
             best, second, bound, row, bounds, whole, p_flags, order, RULE, margin, BENDS, TRACK, True,
             D, BLOCK_M, BLOCK_N, BLOCK_D,
         )  # fmt: skip
+    best, second = best * size, second * size
     peak = tl.where(live, largest(best), -INF)  # in a whole tile a row that sees nothing has scores all the same
     if hides(BENDS):
         live = live & (peak != -INF)
@@ -101,8 +109,11 @@ def look(
     TRACK: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """The two best of each class (of each row, where one is enough) after the masked or after the whole tiles."""
-    b_q, p_k, k_n, b_at, b_lo, b_hi, scale, bends = row
+    """The two best of each class (of each row, where one is enough) after the masked or after the whole tiles.
+
+    They are scores in units of `size`.
+    """
+    b_q, p_k, k_n, b_at, b_lo, b_hi, scale, size, bends = row
     begin, head, masked, whole_first, whole_last = whole
     end = whole_last - whole_first if WHOLE else masked
     for group in range(0, end, WORD):
@@ -111,7 +122,9 @@ def look(
             tile = whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)  # from the diagonal on
             o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
             b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, WHOLE)
-            s = bend(dot(b_q, tl.trans(b_k)) * scale, o_n[None, :], b_at[:, None], bends, BENDS)
+            s = dot(b_q, tl.trans(b_k))
+            if not is_even(RULE, BENDS):
+                s = bend(s * scale, o_n[None, :], b_at[:, None], bends, BENDS)
             if not WHOLE:
                 s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
             if RULE == NORMALISING or RULE == NEAREST:
@@ -122,8 +135,8 @@ def look(
                 if RULE == ANCHORED or RULE == FIXED:
                     best = tl.maximum(best, top[:, None], propagate_nan=ALL)
                 if TRACK and WHOLE:
-                    bits = bits | (((top <= bound) == 0).to(tl.int32) << (i - group))
-                    bound = tl.maximum(bound, top - (margin if RULE == ANCHORED else order))
+                    bits = bits | (((top * size <= bound) == 0).to(tl.int32) << (i - group))
+                    bound = tl.maximum(bound, top * size - (margin if RULE == ANCHORED else order))
         if TRACK:
             o = group + tl.arange(0, WORD)
             tiles = whole_last - 1 - o if WHOLE else tl.where(o < head, begin + o, whole_last + o - head)
@@ -288,7 +301,7 @@ def kth_largest(
 @triton.jit
 def load_scores(row, bounds, tile, BENDS: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
     """(M, N) scores of a tile, −inf where a key is not seen."""
-    b_q, p_k, k_n, b_at, b_lo, b_hi, scale, bends = row
+    b_q, p_k, k_n, b_at, b_lo, b_hi, scale, _, bends = row
     o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, False)
     s = bend(dot(b_q, tl.trans(b_k)) * scale, o_n[None, :], b_at[:, None], bends, BENDS)

@@ -30,7 +30,7 @@ LARGEST = tl.constexpr(1e37)  # a reach whose inverse is a normal number
 
 
 @triton.constexpr_function
-def is_even(rule, bends):
+def is_ordered(rule, bends):
     """Whether the scores are in the order of q·k, so that only the best need be scaled (a scale is positive)."""
     return rule != 3 and not bends  # nearest
 
@@ -57,7 +57,7 @@ def threshold(
     order = load_order(p_orders, h) if R == LEARNED else R
     steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
     bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
-    size = scale if is_even(RULE, BENDS) else 1.0
+    size = scale if is_ordered(RULE, BENDS) else 1.0
     row = (b_q, p_k + b * k_b + h // GROUP * k_h, k_n, b_at, b_lo, b_hi, scale, size, bends)
     block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
     p_flags += block * tiles
@@ -123,7 +123,7 @@ def look(
             o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
             b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, WHOLE)
             s = dot(b_q, tl.trans(b_k))
-            if not is_even(RULE, BENDS):
+            if not is_ordered(RULE, BENDS):
                 s = bend(s * scale, o_n[None, :], b_at[:, None], bends, BENDS)
             if not WHOLE:
                 s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)

@@ -38,7 +38,7 @@ from compactattn.fused.tiles import (
     span,
     store_rows,
 )
-from compactattn.fused.weights import is_plain, load_kept, make_row, turn_row, weigh
+from compactattn.fused.weights import is_even, is_plain, load_kept, make_row, turn_row, unit_mass, weigh
 
 
 @triton.jit
@@ -105,10 +105,11 @@ def backward_queries(
     o_pulled = (tl.cast(head, tl.int64) * blocks + begin // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
     padded = tl.cast(tl.num_programs(0), tl.int64) * BLOCK_M
     if is_plain(RULE, R, BENDS, EXACT):  # all that `backward_keys` needs, for every row of the block
-        tl.store(p_pulled + o_pulled, row[9])
-        tl.store(p_pulled + padded + o_pulled, row[10])
-        tl.store(p_pulled + 2 * padded + o_pulled, gain * scale)
-        tl.store(p_pulled + 3 * padded + o_pulled, -gain * scale * centre)
+        tl.store(p_pulled + o_pulled, row[10])
+        tl.store(p_pulled + padded + o_pulled, -gain * scale * centre)
+        if not is_even(RULE, R, BENDS, EXACT):
+            tl.store(p_pulled + 2 * padded + o_pulled, row[9])
+            tl.store(p_pulled + 3 * padded + o_pulled, gain * scale)
     else:
         tl.store(p_pulled + o_pulled, centre)
         tl.store(p_pulled + padded + o_pulled, share * scale)
@@ -238,8 +239,14 @@ def pull_queries(
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Adds Σ ds q and Σ w do over the masked or the whole tiles of one head."""
+    """Adds Σ ds q and Σ w do over the masked or the whole tiles of one head.
+
+    With keys along the first axis w and ds enter these products as they leave the others, from registers; but then every
+    number of a query takes BLOCK_M / 4 of them. It pays where a query has two.
+    """
     p_q, p_do, q_m, do_m, first_row, first_pulled, padded, Q, far = queries
+    KEYS_FIRST: tl.constexpr = is_even(RULE, R, BENDS, EXACT)
+    o_n = o_n[:, None] if KEYS_FIRST else o_n[None, :]
     for i in range(0, count * STEPS):
         tile = tl.load(p_list + (tiles - 1 - i // STEPS if WHOLE else i // STEPS)).to(tl.int32)
         start = (tile * STEPS + i % STEPS) * BLOCK_M
@@ -260,20 +267,28 @@ def pull_queries(
             bends_of(bends[1], (bends[0], o_m, b_lo, b_hi), bends[2], bends[3], bends[4], bends[5], BENDS), order, margin,
             RULE, R, BENDS, EXACT, PEAKED,
         )  # fmt: skip
-        raw = dot(b_q, tl.trans(b_k))
-        s, w, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
+        raw = dot(b_k, tl.trans(b_q)) if KEYS_FIRST else dot(b_q, tl.trans(b_k))
+        s, w, steep = weigh(raw, o_n, row, RULE, R, BENDS, EXACT)
         if not WHOLE:
-            seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
+            seen = sees(s, o_n, along(b_lo, KEYS_FIRST), along(b_hi, KEYS_FIRST), BENDS)
             w = tl.where(seen, w, 0.0)
             b_q, b_do = hush(b_q, seen, 1, BENDS), hush(b_do, seen, 1, BENDS)
-        dv = add_dot(dv, tl.trans(w.to(b_do.dtype)), b_do)
+        w = w.to(b_do.dtype)
+        dv = add_dot(dv, w if KEYS_FIRST else tl.trans(w), b_do)
         if R != 0.0:
-            dw = dot(b_do, tl.trans(b_v))
-            ds = pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
+            dw = dot(b_v, tl.trans(b_do)) if KEYS_FIRST else dot(b_do, tl.trans(b_v))
+            ds = pull(s, o_n, row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
             if not WHOLE:
                 ds = tl.where(seen, ds, 0.0)
-            dk = add_dot(dk, tl.trans(ds.to(b_q.dtype)), b_q)
+            ds = ds.to(b_q.dtype)
+            dk = add_dot(dk, ds if KEYS_FIRST else tl.trans(ds), b_q)
     return dk, dv
+
+
+@triton.jit
+def along(b, KEYS_FIRST: tl.constexpr):
+    """(M,) numbers of the queries along their axis of a tile."""
+    return b[None, :] if KEYS_FIRST else b[:, None]
 
 
 @triton.jit
@@ -282,10 +297,14 @@ def load_pulled(
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
 ):  # fmt: skip
     """The rows as `weigh` and `pull` take them; the gain and the share hold the scale already."""
-    one, two = tl.load(p_pulled)[:, None], tl.load(p_pulled + padded)[:, None]
+    one, two = tl.load(p_pulled), tl.load(p_pulled + padded)
+    one, two = along(one, is_even(RULE, R, BENDS, EXACT)), along(two, is_even(RULE, R, BENDS, EXACT))
     if is_plain(RULE, R, BENDS, EXACT):
-        gain, offset = tl.load(p_pulled + 2 * padded)[:, None], tl.load(p_pulled + 3 * padded)[:, None]
-        return (one, scale, bends, one, one, one, one, one, one, one, two, order), (gain, offset, one)
+        if is_even(RULE, R, BENDS, EXACT):
+            rise, gain = scale * unit_mass(R), scale
+        else:
+            rise, gain = tl.load(p_pulled + 2 * padded)[:, None], tl.load(p_pulled + 3 * padded)[:, None]
+        return (one, scale, bends, one, one, one, one, one, one, rise, one, order), (gain, two, one)
     else:
         kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
         row, gain = make_row(kept, b_at, scale, bends, order, margin, True, RULE, R, PEAKED)

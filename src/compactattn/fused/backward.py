@@ -104,12 +104,14 @@ def backward_queries(
             share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * lean, 0.0)
     o_pulled = (tl.cast(head, tl.int64) * blocks + begin // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
     padded = tl.cast(tl.num_programs(0), tl.int64) * BLOCK_M
-    if is_plain(RULE, R, BENDS, EXACT):  # all that `backward_keys` needs, for every row of the block
-        tl.store(p_pulled + o_pulled, row[10])
-        tl.store(p_pulled + padded + o_pulled, -gain * scale * centre)
-        if not is_even(RULE, R, BENDS, EXACT):
-            tl.store(p_pulled + 2 * padded + o_pulled, row[9])
-            tl.store(p_pulled + 3 * padded + o_pulled, gain * scale)
+    if is_even(RULE, R, BENDS, EXACT):  # all that `backward_keys` needs, for every row of the block
+        tl.store(p_pulled + 2 * o_pulled, row[10])
+        tl.store(p_pulled + 2 * o_pulled + 1, -gain * scale * centre)
+    elif is_plain(RULE, R, BENDS, EXACT):
+        tl.store(p_pulled + o_pulled, row[9])
+        tl.store(p_pulled + padded + o_pulled, row[10])
+        tl.store(p_pulled + 2 * padded + o_pulled, gain * scale)
+        tl.store(p_pulled + 3 * padded + o_pulled, -gain * scale * centre)
     else:
         tl.store(p_pulled + o_pulled, centre)
         tl.store(p_pulled + padded + o_pulled, share * scale)
@@ -263,7 +265,7 @@ def pull_queries(
         b_q = load_rows(p_q, start, live, q_m, D, BLOCK_M, BLOCK_D, False)
         b_do = load_rows(p_do, start, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
         row, pulls = load_pulled(
-            p_kept, p_pulled + first_pulled + o_m, padded, first_row + o_m, m_rows, far, b_at, scale,
+            p_kept, p_pulled, first_pulled + o_m, padded, first_row + o_m, m_rows, far, b_at, scale,
             bends_of(bends[1], (bends[0], o_m, b_lo, b_hi), bends[2], bends[3], bends[4], bends[5], BENDS), order, margin,
             RULE, R, BENDS, EXACT, PEAKED,
         )  # fmt: skip
@@ -293,20 +295,21 @@ def along(b, KEYS_FIRST: tl.constexpr):
 
 @triton.jit
 def load_pulled(
-    p_kept, p_pulled, padded, o_rows, m_rows, far, b_at, scale, bends, order, margin,
+    p_kept, p_pulled, o_pulled, padded, o_rows, m_rows, far, b_at, scale, bends, order, margin,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
 ):  # fmt: skip
     """The rows as `weigh` and `pull` take them; the gain and the share hold the scale already."""
-    one, two = tl.load(p_pulled), tl.load(p_pulled + padded)
-    one, two = along(one, is_even(RULE, R, BENDS, EXACT)), along(two, is_even(RULE, R, BENDS, EXACT))
-    if is_plain(RULE, R, BENDS, EXACT):
-        if is_even(RULE, R, BENDS, EXACT):
-            rise, gain = scale * unit_mass(R), scale
-        else:
-            rise, gain = tl.load(p_pulled + 2 * padded)[:, None], tl.load(p_pulled + 3 * padded)[:, None]
-        return (one, scale, bends, one, one, one, one, one, one, rise, one, order), (gain, two, one)
+    if is_even(RULE, R, BENDS, EXACT):
+        base, offset = tl.split(tl.load(p_pulled + 2 * o_pulled[:, None] + tl.arange(0, 2)[None, :]))
+        base, offset, rise = base[None, :], offset[None, :], scale * unit_mass(R)
+        return (base, scale, bends, base, base, base, base, base, base, rise, base, order), (scale, offset, base)
+    elif is_plain(RULE, R, BENDS, EXACT):
+        rise, base = tl.load(p_pulled + o_pulled)[:, None], tl.load(p_pulled + padded + o_pulled)[:, None]
+        gain, offset = tl.load(p_pulled + 2 * padded + o_pulled)[:, None], tl.load(p_pulled + 3 * padded + o_pulled)[:, None]
+        return (base, scale, bends, base, base, base, base, base, base, rise, base, order), (gain, offset, base)
     else:
+        centre, share = tl.load(p_pulled + o_pulled)[:, None], tl.load(p_pulled + padded + o_pulled)[:, None]
         kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
         row, gain = make_row(kept, b_at, scale, bends, order, margin, True, RULE, R, PEAKED)
         slant = (gain * scale)[:, None]
-        return turn_row(row), (slant, -slant * one, two)
+        return turn_row(row), (slant, -slant * centre, share)

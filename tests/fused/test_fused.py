@@ -63,7 +63,9 @@ def cut(monkeypatch):
     def to(m, n):
         same = launch.Blocks(m, n, 4, 1)
         monkeypatch.setattr(
-            launch, "choose_cut", lambda *_: launch.Cut(same, same, same, launch.Blocks(max(m // 2, 16), 2 * n, 4, 1))
+            launch,
+            "choose_cut",
+            lambda *_: launch.Cut(same, same, same, launch.Blocks(max(m // 2, 16), 2 * n, 4, 1, held=True)),
         )
 
     return to

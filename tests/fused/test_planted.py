@@ -150,6 +150,11 @@ PLANTS = {
     "ds of masked queries moves a key": Plant(
         "backward.py", "ds = tl.where(seen, ds, 0.0)\n            ds", "ds = ds\n            ds", "half"
     ),
+    "copied queries are of the first head": Plant("backward.py", "d_q.load([b, h,", "d_q.load([b, 0 * h,", "copied"),
+    "copied gradients are of the first sample": Plant("backward.py", "d_do.load([b, h,", "d_do.load([0 * b, h,", "copied"),
+    "a key that is held is set to zero": Plant(
+        "backward.py", "tl.dot(left, right) >= 0.0", "tl.dot(left, right) > 0.0", "half"
+    ),
     "a group adds one head twice": Plant("backward.py", "key_head * GROUP + member", "key_head * GROUP", "grouped"),
     "a tile repeats its first step": Plant("backward.py", "tile * STEPS + i % STEPS", "tile * STEPS"),
     "dv is that of the last tile": Plant("backward.py", "dv = add_dot(dv, w", "dv = add_dot(0.0 * dv, w"),
@@ -208,11 +213,12 @@ def normal(*shape, seed=0):
 
 
 def attending(
-    kernel, mask, queries=40, keys=40, batch=1, heads=(1, 1), sharp=1.0, tied=False, dtype=torch.float32, bias=None, alpha=None
-):
+    kernel, mask, queries=40, keys=40, batch=1, heads=(1, 1), dims=(5, 7), sharp=1.0, tied=False, dtype=torch.float32,
+    bias=None, alpha=None,
+):  # fmt: skip
     """attend with its readout. `tied` scores are whole numbers, which tie and lie on edges. Bias and alpha are learned."""
-    h, hk = heads
-    shapes = (batch, h, queries, 5), (batch, hk, keys, 5), (batch, hk, keys, 7)
+    (h, hk), (d, dv) = heads, dims
+    shapes = (batch, h, queries, d), (batch, hk, keys, d), (batch, hk, keys, dv)
     q, k, v = (normal(*shape, seed=seed) for seed, shape in enumerate(shapes))
     if tied:
         q, k = ((1.2 * x).round().clamp(-2, 2) for x in (q, k))
@@ -286,6 +292,7 @@ BATTERY = {
     "soft biweight": attending("biweight", None, 3, 60, sharp=0.3, dtype=torch.float16),
     "grouped biweight": attending("biweight", Causal(), 20, 20, heads=(4, 2)),
     "half biweight": attending("biweight", Causal(), dtype=torch.float16),
+    "copied biweight": attending("biweight", Causal(), batch=2, heads=(4, 2), dims=(16, 8), sharp=0.3, dtype=torch.float16),
     "half softmax": attending("gaussian", Causal(), heads=(4, 2), sharp=0.3, dtype=torch.float16),
     "half sparsemax": attending("epanechnikov", Causal() & Padding([30], queries=[27]), dtype=torch.float16),
     "skipping biweight": attending("biweight", None, 2, 100, sharp=1.5),
@@ -374,7 +381,7 @@ def use_copy(folder, plant, monkeypatch):
         monkeypatch.setattr(owner, name, copied[name], raising=False)
     blocks = copied["launch"].Blocks
     same = blocks(32, 16, 4, 1)
-    cut = copied["launch"].Cut(same, same, same, blocks(16, 32, 4, 1))
+    cut = copied["launch"].Cut(same, same, same, blocks(16, 32, 4, 1, held=True))
     monkeypatch.setattr(copied["launch"], "choose_cut", lambda *_: cut)
     monkeypatch.setattr(copied["launch"], "TRACK_FROM", 64)
     tolerances = copied["launch"].TOLERANCES  # in fp16 nearly as in bf16, which the interpreter lacks

@@ -183,18 +183,19 @@ def pull_keys(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_keys(
-    p_do, p_q, p_k, p_v, p_dk, p_dv, p_kept, p_pulled, p_list, p_count,
+    p_do, p_q, d_do, d_q, p_k, p_v, p_dk, p_dv, p_kept, p_pulled, p_list, p_count,
     p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
     do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n,
     scale_h, at_b, lo_b, hi_b, bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
     H, Q, K, rows, tiles, margin,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, DESCRIBED: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, from the queries of its group of heads in its list. A step has no slope, and no dk.
 
-    A tile of the list has STEPS · M queries.
+    A tile of the list has STEPS · M queries. DESCRIBED: d_q and d_do are descriptors, by which whole tiles are copied.
+    HELD: k and v stay in registers, where keys lie along the first axis.
     """
     blocks = tl.cdiv(K, BLOCK_N)
     begin = tl.program_id(0) % blocks * BLOCK_N  # the keys that most queries see first
@@ -203,6 +204,8 @@ def backward_keys(
     o_n = begin + tl.arange(0, BLOCK_N)
     b_k = load_rows(p_k + b * k_b + key_head * k_h, begin, o_n < K, k_n, D, BLOCK_N, BLOCK_D, False)
     b_v = load_rows(p_v + b * v_b + key_head * v_h, begin, o_n < K, v_n, DV, BLOCK_N, BLOCK_DV, False)
+    if HELD and is_even(RULE, R, BENDS, EXACT):
+        b_k, b_v = hold(b_k, o_n, BLOCK_N, BLOCK_D), hold(b_v, o_n, BLOCK_N, BLOCK_DV)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
     sight = (p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b)
@@ -217,17 +220,18 @@ def backward_keys(
         queries = (
             p_q + b * q_b + h * q_h, p_do + b * do_b + h * do_h, q_m, do_m,
             (b * H + h) * Q, (b * H + h) * padded, rows // Q * padded, Q, tl.cast(rows, tl.int64),
+            d_q, d_do, b.to(tl.int32), h.to(tl.int32),
         )  # fmt: skip
         dk, dv = pull_queries(
             dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
             tl.load(p_count + 2 * block), tiles, scale, bends, order, margin, RULE, R, BENDS, EXACT, PEAKED, False,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS, DESCRIBED,
         )  # fmt: skip
         if not hides(BENDS):
             dk, dv = pull_queries(
                 dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
                 tl.load(p_count + 2 * block + 1), tiles, scale, bends, order, margin, RULE, R, BENDS, EXACT, PEAKED, True,
-                D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+                D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS, DESCRIBED,
             )  # fmt: skip
     store_rows(p_dv + b * dv_b + key_head * dv_h, begin, o_n < K, dv_n, dv, DV, BLOCK_N, BLOCK_DV)
     if R != 0.0:
@@ -235,18 +239,29 @@ def backward_keys(
 
 
 @triton.jit
+def hold(b, o_n, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+    """b itself, in the registers from which the tensor cores take a left operand, so that no product reads it again.
+
+    Triton keeps the left operand there if it comes from another product: b meets one that is never negative.
+    """
+    left = tl.broadcast_to((o_n % 2)[:, None], BLOCK_N, 16).to(b.dtype)
+    right = tl.broadcast_to(tl.arange(0, BLOCK_D)[None, :], 16, BLOCK_D).to(b.dtype)
+    return tl.where(tl.dot(left, right) >= 0.0, b, 0.0).to(b.dtype)
+
+
+@triton.jit
 def pull_queries(
     dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scale, bends, order, margin,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Adds Σ ds q and Σ w do over the masked or the whole tiles of one head.
 
     With keys along the first axis w and ds enter these products as they leave the others, from registers; but then every
-    number of a query takes BLOCK_M / 4 of them. It pays where a query has two.
+    number of a query takes M / 4 of them. It pays where a query has two.
     """
-    p_q, p_do, q_m, do_m, first_row, first_pulled, padded, Q, far = queries
+    p_q, p_do, q_m, do_m, first_row, first_pulled, padded, Q, far, d_q, d_do, b, h = queries
     KEYS_FIRST: tl.constexpr = is_even(RULE, R, BENDS, EXACT)
     o_n = o_n[:, None] if KEYS_FIRST else o_n[None, :]
     for i in range(0, count * STEPS):
@@ -262,8 +277,12 @@ def pull_queries(
             b_lo = tl.load(sight[1] + o_m, mask=m_rows, other=0).to(tl.int32)
             b_hi = tl.load(sight[2] + o_m, mask=m_rows, other=0).to(tl.int32)
             live = b_lo < b_hi
-        b_q = load_rows(p_q, start, live, q_m, D, BLOCK_M, BLOCK_D, False)
-        b_do = load_rows(p_do, start, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
+        if WHOLE and DESCRIBED:  # no pointer of a row takes a register
+            b_q = d_q.load([b, h, start, 0]).reshape(BLOCK_M, BLOCK_D)
+            b_do = d_do.load([b, h, start, 0]).reshape(BLOCK_M, BLOCK_DV)
+        else:
+            b_q = load_rows(p_q, start, live, q_m, D, BLOCK_M, BLOCK_D, False)
+            b_do = load_rows(p_do, start, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
         row, pulls = load_pulled(
             p_kept, p_pulled, first_pulled + o_m, padded, first_row + o_m, m_rows, far, b_at, scale,
             bends_of(bends[1], (bends[0], o_m, b_lo, b_hi), bends[2], bends[3], bends[4], bends[5], BENDS), order, margin,

@@ -85,7 +85,12 @@ PLANTS = {
     "the last step of Newton leaves the values alone": Plant(
         "forward.py", "acc -= lower[:, None] * tilt", "acc -= 0.0 * tilt", "soft"
     ),
-    "the last step of Newton lacks r": Plant("forward.py", "lower = R * step", "lower = step", "soft"),
+    "the last step of Newton lacks r for the values": Plant(
+        "forward.py", "acc -= lower[:, None] * tilt", "acc -= step[:, None] * tilt", "soft"
+    ),
+    "the last step of Newton lacks r for the mass": Plant(
+        "forward.py", "mass -= lower * slopes", "mass -= step * slopes", "soft"
+    ),
     "the tilt is that of the last tile": Plant(
         "forward.py", "tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)", "tilt = dot(steep.to(b_v.dtype), b_v)"
     ),
@@ -290,6 +295,7 @@ ROWS = {"x": normal(1, 2, 40, 5), "leak": torch.tensor([0.05, 1.3]), "state": no
 BATTERY = {
     "biweight": attending("biweight", Causal(1)),
     "soft biweight": attending("biweight", None, 3, 60, sharp=0.3, dtype=torch.float16),
+    "soft triweight": attending("triweight", None, 3, 200, sharp=0.1, dtype=torch.float16),
     "grouped biweight": attending("biweight", Causal(), 20, 20, heads=(4, 2)),
     "half biweight": attending("biweight", Causal(), dtype=torch.float16),
     "copied biweight": attending("biweight", Causal(), batch=2, heads=(4, 2), dims=(16, 8), sharp=0.3, dtype=torch.float16),

@@ -63,7 +63,9 @@ def cut(monkeypatch):
     def to(m, n):
         same = launch.Blocks(m, n, 4, 1)
         monkeypatch.setattr(
-            launch, "choose_cut", lambda *_: launch.Cut(same, same, same, launch.Blocks(max(m // 2, 16), 2 * n, 4, 1))
+            launch,
+            "choose_cut",
+            lambda *_: launch.Cut(same, same, same, launch.Blocks(max(m // 2, 16), 2 * n, 4, 1, held=True)),
         )
 
     return to
@@ -266,6 +268,16 @@ def test_half_precision_errs_as_little_as_the_reference(kernel):
     check(*draw(case, torch.float16), kernel, case.mask)
 
 
+PLAIN = ["gaussian", "epanechnikov", "biweight", "triweight", "norm_relu"]  # one multiply-add leads from q·k to their y
+
+
+@pytest.mark.parametrize("case", [name for name in CASES if name != "one key"])
+@pytest.mark.parametrize("kernel", PLAIN)
+def test_half_precision_agrees_with_the_reference_in_small_blocks(kernel, case, cut):
+    cut(*CASES[case].blocks)
+    check(*draw(CASES[case], torch.float16), kernel, CASES[case].mask)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_tied_scores_agree_with_the_reference(kernel, cut):
     """Whole numbers tie often: the earlier key wins among the k nearest, and tied best keys share a gradient."""
@@ -276,10 +288,13 @@ def test_tied_scores_agree_with_the_reference(kernel, cut):
     check((q, k, v, torch.ones(1)), do, kernel, case.mask)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_a_row_with_no_legal_key_is_zero_with_zero_gradient(kernel, cut):
+BOTH = [(name, torch.float32) for name in KERNELS] + [(name, torch.float16) for name in PLAIN]
+
+
+@pytest.mark.parametrize(("kernel", "dtype"), BOTH)
+def test_a_row_with_no_legal_key_is_zero_with_zero_gradient(kernel, dtype, cut):
     cut(16, 16)
-    inputs, do = draw(Case(1, 1, 1, 18, 18, 4, 4, (16, 16), None))
+    inputs, do = draw(Case(1, 1, 1, 18, 18, 4, 4, (16, 16), None), dtype)
     lengths = torch.tensor([5])
     found = run(inputs, do, kernel, Causal(1) & Padding(lengths, queries=lengths), "fused")
     for name in ("out", "dq"):
@@ -291,10 +306,11 @@ def test_a_row_with_no_legal_key_is_zero_with_zero_gradient(kernel, cut):
     assert all((x == 0).all() for x in found.values())
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", *ONE_OF_EACH_RULE])
-def test_padding_may_hold_anything(kernel, cut):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("kernel", ["gaussian", "epanechnikov", *ONE_OF_EACH_RULE])
+def test_padding_may_hold_anything(kernel, dtype, cut):
     cut(16, 16)
-    inputs, do = draw(Case(2, 1, 1, 18, 18, 4, 4, (16, 16), None))
+    inputs, do = draw(Case(2, 1, 1, 18, 18, 4, 4, (16, 16), None), dtype)
     lengths = torch.tensor([3, 18])
     mask = Causal() & Padding(lengths, queries=lengths)
     clean = run(inputs, do, kernel, mask, "fused")
@@ -306,11 +322,12 @@ def test_padding_may_hold_anything(kernel, cut):
 
 
 @pytest.mark.parametrize("anything", [math.nan, 300.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("kernel", ["gaussian", "entmax(1.7)", "topk_softmax(3)", *ONE_OF_EACH_RULE])
-def test_a_padded_query_may_hold_anything_beside_live_ones(kernel, anything, cut):
+def test_a_padded_query_may_hold_anything_beside_live_ones(kernel, dtype, anything, cut):
     """In a tile where every live query sees every key no mask is taken: there the others must not count either."""
     cut(16, 16)
-    inputs, do = draw(Case(1, 1, 1, 32, 32, 4, 4, (16, 16), None))
+    inputs, do = draw(Case(1, 1, 1, 32, 32, 4, 4, (16, 16), None), dtype)
     mask = Padding([32], queries=[20])
     clean = run(inputs, do, kernel, mask, "fused")
     dirty = [x.detach().clone() for x in inputs]

@@ -78,13 +78,19 @@ PLANTS = {
         "profiles.py", "tl.where(t > 0.0, 1.0, 0.0)", "tl.where(t >= 0.0, 1.0, 0.0)", "tied"
     ),
     "wrong power of the slope": Plant("profiles.py", "log2_1p(z) * (r - 1.0)", "log2_1p(z) * r", "entmax(1.7)"),
+    "weights sum to r^r": Plant("weights.py", "else 1.0 / r", "else 1.0"),
     # forward
     "masked keys have weights": Plant("forward.py", "k, steep = tl.where(seen, k, 0.0)", "k, steep = k", "half"),
     "Newton stops early": Plant("forward.py", "tolerate(order, TOLERANCE, R) * reach", "0.2 * reach", "soft"),
     "the last step of Newton leaves the values alone": Plant(
         "forward.py", "acc -= lower[:, None] * tilt", "acc -= 0.0 * tilt", "soft"
     ),
-    "the last step of Newton lacks r": Plant("forward.py", "lower = R * step", "lower = step", "soft"),
+    "the last step of Newton lacks r for the values": Plant(
+        "forward.py", "acc -= lower[:, None] * tilt", "acc -= step[:, None] * tilt", "soft"
+    ),
+    "the last step of Newton lacks r for the mass": Plant(
+        "forward.py", "mass -= lower * slopes", "mass -= step * slopes", "soft"
+    ),
     "the tilt is that of the last tile": Plant(
         "forward.py", "tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)", "tilt = dot(steep.to(b_v.dtype), b_v)"
     ),
@@ -133,16 +139,30 @@ PLANTS = {
     "the best key loses its share": Plant("backward.py", "tl.where(s == row[3], share, 0.0)", "0.0 * ds", "relumax"),
     "the k-th key loses its share": Plant("backward.py", "o_n == row[6]", "o_n == row[6] - 1", "topk"),
     "dq lacks the scale": Plant("backward.py", "dq_m, acc * scale", "dq_m, acc"),
-    "a fixed θ moves the scale the wrong way": Plant(
-        "backward.py", "dself -= tl.sum(ds, 1)", "dself += tl.sum(ds, 1)", "rectified"
-    ),
+    "a fixed θ moves the scale the wrong way": Plant("backward.py", "dscale -= drift\n", "dscale += drift\n", "rectified"),
     "dscale is that of half a batch": Plant("launch.py", "-1).sum((0, 2))", "-1)[:1].sum((0, 2))", "rectified"),
     # backward of the keys
     "dk lacks the scale": Plant("backward.py", "slant = (gain * scale)", "slant = gain"),
     "the centre in half precision lacks the scale": Plant("backward.py", "-gain * scale * centre", "-gain * centre", "half"),
+    "dk in half precision lacks the scale": Plant(
+        "backward.py", "(scale, offset, base)", "(0.0 * scale + 1.0, offset, base)", "half"
+    ),
+    "the rise of a query in half precision lacks r": Plant("backward.py", "scale * unit_mass(R)", "scale", "half"),
+    "base and centre change places": Plant("backward.py", "base, offset = tl.split", "offset, base = tl.split", "half"),
+    "the keys of a head see the centres of the first": Plant(
+        "backward.py", "(b * H + h) * padded", "b * H * padded", "half softmax"
+    ),
+    "ds of masked queries moves a key": Plant(
+        "backward.py", "ds = tl.where(seen, ds, 0.0)\n            ds", "ds = ds\n            ds", "half"
+    ),
+    "copied queries are of the first head": Plant("backward.py", "d_q.load([b, h,", "d_q.load([b, 0 * h,", "copied"),
+    "copied gradients are of the first sample": Plant("backward.py", "d_do.load([b, h,", "d_do.load([0 * b, h,", "copied"),
+    "a key that is held is set to zero": Plant(
+        "backward.py", "tl.dot(left, right) >= 0.0", "tl.dot(left, right) > 0.0", "half"
+    ),
     "a group adds one head twice": Plant("backward.py", "key_head * GROUP + member", "key_head * GROUP", "grouped"),
     "a tile repeats its first step": Plant("backward.py", "tile * STEPS + i % STEPS", "tile * STEPS"),
-    "dv is that of the last tile": Plant("backward.py", "dv = add_dot(dv, tl.trans(w", "dv = add_dot(0.0 * dv, tl.trans(w"),
+    "dv is that of the last tile": Plant("backward.py", "dv = add_dot(dv, w", "dv = add_dot(0.0 * dv, w"),
     "queries before a key move its value": Plant("backward.py", "w = tl.where(seen, w, 0.0)", "w = w"),
     # lists
     "a block with one key of a tile is not listed": Plant("lists.py", "(last > begin)", "(last > begin + 1)", "gaussian"),
@@ -198,11 +218,12 @@ def normal(*shape, seed=0):
 
 
 def attending(
-    kernel, mask, queries=40, keys=40, batch=1, heads=(1, 1), sharp=1.0, tied=False, dtype=torch.float32, bias=None, alpha=None
-):
+    kernel, mask, queries=40, keys=40, batch=1, heads=(1, 1), dims=(5, 7), sharp=1.0, tied=False, dtype=torch.float32,
+    bias=None, alpha=None,
+):  # fmt: skip
     """attend with its readout. `tied` scores are whole numbers, which tie and lie on edges. Bias and alpha are learned."""
-    h, hk = heads
-    shapes = (batch, h, queries, 5), (batch, hk, keys, 5), (batch, hk, keys, 7)
+    (h, hk), (d, dv) = heads, dims
+    shapes = (batch, h, queries, d), (batch, hk, keys, d), (batch, hk, keys, dv)
     q, k, v = (normal(*shape, seed=seed) for seed, shape in enumerate(shapes))
     if tied:
         q, k = ((1.2 * x).round().clamp(-2, 2) for x in (q, k))
@@ -274,8 +295,12 @@ ROWS = {"x": normal(1, 2, 40, 5), "leak": torch.tensor([0.05, 1.3]), "state": no
 BATTERY = {
     "biweight": attending("biweight", Causal(1)),
     "soft biweight": attending("biweight", None, 3, 60, sharp=0.3, dtype=torch.float16),
+    "soft triweight": attending("triweight", None, 3, 200, sharp=0.1, dtype=torch.float16),
     "grouped biweight": attending("biweight", Causal(), 20, 20, heads=(4, 2)),
     "half biweight": attending("biweight", Causal(), dtype=torch.float16),
+    "copied biweight": attending("biweight", Causal(), batch=2, heads=(4, 2), dims=(16, 8), sharp=0.3, dtype=torch.float16),
+    "half softmax": attending("gaussian", Causal(), heads=(4, 2), sharp=0.3, dtype=torch.float16),
+    "half sparsemax": attending("epanechnikov", Causal() & Padding([30], queries=[27]), dtype=torch.float16),
     "skipping biweight": attending("biweight", None, 2, 100, sharp=1.5),
     "skipping relumax": attending("relumax(r=1, b=1)", None, 2, 78),
     "relumax with ALiBi": attending("relumax(r=2, b=2)", Causal(1) & ALiBi(), 18, 35),
@@ -362,7 +387,7 @@ def use_copy(folder, plant, monkeypatch):
         monkeypatch.setattr(owner, name, copied[name], raising=False)
     blocks = copied["launch"].Blocks
     same = blocks(32, 16, 4, 1)
-    cut = copied["launch"].Cut(same, same, same, blocks(16, 32, 4, 1))
+    cut = copied["launch"].Cut(same, same, same, blocks(16, 32, 4, 1, held=True))
     monkeypatch.setattr(copied["launch"], "choose_cut", lambda *_: cut)
     monkeypatch.setattr(copied["launch"], "TRACK_FROM", 64)
     tolerances = copied["launch"].TOLERANCES  # in fp16 nearly as in bf16, which the interpreter lacks

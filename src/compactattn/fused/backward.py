@@ -38,7 +38,7 @@ from compactattn.fused.tiles import (
     span,
     store_rows,
 )
-from compactattn.fused.weights import is_plain, load_kept, make_row, turn_row, weigh
+from compactattn.fused.weights import is_even, is_plain, load_kept, make_row, turn_row, unit_mass, weigh
 
 
 @triton.jit
@@ -104,7 +104,10 @@ def backward_queries(
             share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * lean, 0.0)
     o_pulled = (tl.cast(head, tl.int64) * blocks + begin // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
     padded = tl.cast(tl.num_programs(0), tl.int64) * BLOCK_M
-    if is_plain(RULE, R, BENDS, EXACT):  # all that `backward_keys` needs, for every row of the block
+    if is_even(RULE, R, BENDS, EXACT):  # all that `backward_keys` needs, for every row of the block
+        tl.store(p_pulled + 2 * o_pulled, row[10])
+        tl.store(p_pulled + 2 * o_pulled + 1, -gain * scale * centre)
+    elif is_plain(RULE, R, BENDS, EXACT):
         tl.store(p_pulled + o_pulled, row[9])
         tl.store(p_pulled + padded + o_pulled, row[10])
         tl.store(p_pulled + 2 * padded + o_pulled, gain * scale)
@@ -183,18 +186,19 @@ def pull_keys(
 
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_keys(
-    p_do, p_q, p_k, p_v, p_dk, p_dv, p_kept, p_pulled, p_list, p_count,
+    p_do, p_q, d_do, d_q, p_k, p_v, p_dk, p_dv, p_kept, p_pulled, p_list, p_count,
     p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
     do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n,
     scale_h, at_b, lo_b, hi_b, bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
     H, Q, K, rows, tiles, margin,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, DESCRIBED: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, from the queries of its group of heads in its list. A step has no slope, and no dk.
 
-    A tile of the list has STEPS · M queries.
+    A tile of the list has STEPS · M queries. DESCRIBED: d_q and d_do are descriptors, by which whole tiles are copied.
+    HELD: k and v stay in registers, where keys lie along the first axis.
     """
     blocks = tl.cdiv(K, BLOCK_N)
     begin = tl.program_id(0) % blocks * BLOCK_N  # the keys that most queries see first
@@ -203,6 +207,8 @@ def backward_keys(
     o_n = begin + tl.arange(0, BLOCK_N)
     b_k = load_rows(p_k + b * k_b + key_head * k_h, begin, o_n < K, k_n, D, BLOCK_N, BLOCK_D, False)
     b_v = load_rows(p_v + b * v_b + key_head * v_h, begin, o_n < K, v_n, DV, BLOCK_N, BLOCK_DV, False)
+    if HELD and is_even(RULE, R, BENDS, EXACT):
+        b_k, b_v = hold(b_k, o_n, BLOCK_N, BLOCK_D), hold(b_v, o_n, BLOCK_N, BLOCK_DV)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
     sight = (p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b)
@@ -217,17 +223,18 @@ def backward_keys(
         queries = (
             p_q + b * q_b + h * q_h, p_do + b * do_b + h * do_h, q_m, do_m,
             (b * H + h) * Q, (b * H + h) * padded, rows // Q * padded, Q, tl.cast(rows, tl.int64),
+            d_q, d_do, b.to(tl.int32), h.to(tl.int32),
         )  # fmt: skip
         dk, dv = pull_queries(
             dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
             tl.load(p_count + 2 * block), tiles, scale, bends, order, margin, RULE, R, BENDS, EXACT, PEAKED, False,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS, DESCRIBED,
         )  # fmt: skip
         if not hides(BENDS):
             dk, dv = pull_queries(
                 dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
                 tl.load(p_count + 2 * block + 1), tiles, scale, bends, order, margin, RULE, R, BENDS, EXACT, PEAKED, True,
-                D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS,
+                D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS, DESCRIBED,
             )  # fmt: skip
     store_rows(p_dv + b * dv_b + key_head * dv_h, begin, o_n < K, dv_n, dv, DV, BLOCK_N, BLOCK_DV)
     if R != 0.0:
@@ -235,14 +242,31 @@ def backward_keys(
 
 
 @triton.jit
+def hold(b, o_n, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+    """b itself, in the registers from which the tensor cores take a left operand, so that no product reads it again.
+
+    Triton keeps the left operand there if it comes from another product: b meets one that is never negative.
+    """
+    left = tl.broadcast_to((o_n % 2)[:, None], BLOCK_N, 16).to(b.dtype)
+    right = tl.broadcast_to(tl.arange(0, BLOCK_D)[None, :], 16, BLOCK_D).to(b.dtype)
+    return tl.where(tl.dot(left, right) >= 0.0, b, 0.0).to(b.dtype)
+
+
+@triton.jit
 def pull_queries(
     dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scale, bends, order, margin,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Adds Σ ds q and Σ w do over the masked or the whole tiles of one head."""
-    p_q, p_do, q_m, do_m, first_row, first_pulled, padded, Q, far = queries
+    """Adds Σ ds q and Σ w do over the masked or the whole tiles of one head.
+
+    With keys along the first axis w and ds enter these products as they leave the others, from registers; but then every
+    number of a query takes M / 4 of them. It pays where a query has two.
+    """
+    p_q, p_do, q_m, do_m, first_row, first_pulled, padded, Q, far, d_q, d_do, b, h = queries
+    KEYS_FIRST: tl.constexpr = is_even(RULE, R, BENDS, EXACT)
+    o_n = o_n[:, None] if KEYS_FIRST else o_n[None, :]
     for i in range(0, count * STEPS):
         tile = tl.load(p_list + (tiles - 1 - i // STEPS if WHOLE else i // STEPS)).to(tl.int32)
         start = (tile * STEPS + i % STEPS) * BLOCK_M
@@ -256,44 +280,62 @@ def pull_queries(
             b_lo = tl.load(sight[1] + o_m, mask=m_rows, other=0).to(tl.int32)
             b_hi = tl.load(sight[2] + o_m, mask=m_rows, other=0).to(tl.int32)
             live = b_lo < b_hi
-        b_q = load_rows(p_q, start, live, q_m, D, BLOCK_M, BLOCK_D, False)
-        b_do = load_rows(p_do, start, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
+        if WHOLE and DESCRIBED:  # no pointer of a row takes a register
+            b_q = d_q.load([b, h, start, 0]).reshape(BLOCK_M, BLOCK_D)
+            b_do = d_do.load([b, h, start, 0]).reshape(BLOCK_M, BLOCK_DV)
+        else:
+            b_q = load_rows(p_q, start, live, q_m, D, BLOCK_M, BLOCK_D, False)
+            b_do = load_rows(p_do, start, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
         row, pulls = load_pulled(
-            p_kept, p_pulled + first_pulled + o_m, padded, first_row + o_m, m_rows, far, b_at, scale,
+            p_kept, p_pulled, first_pulled + o_m, padded, first_row + o_m, m_rows, far, b_at, scale,
             bends_of(bends[1], (bends[0], o_m, b_lo, b_hi), bends[2], bends[3], bends[4], bends[5], BENDS), order, margin,
             RULE, R, BENDS, EXACT, PEAKED,
         )  # fmt: skip
-        raw = dot(b_q, tl.trans(b_k))
-        s, w, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
+        raw = dot(b_k, tl.trans(b_q)) if KEYS_FIRST else dot(b_q, tl.trans(b_k))
+        s, w, steep = weigh(raw, o_n, row, RULE, R, BENDS, EXACT)
         if not WHOLE:
-            seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
+            seen = sees(s, o_n, along(b_lo, KEYS_FIRST), along(b_hi, KEYS_FIRST), BENDS)
             w = tl.where(seen, w, 0.0)
             b_q, b_do = hush(b_q, seen, 1, BENDS), hush(b_do, seen, 1, BENDS)
-        dv = add_dot(dv, tl.trans(w.to(b_do.dtype)), b_do)
+        w = w.to(b_do.dtype)
+        dv = add_dot(dv, w if KEYS_FIRST else tl.trans(w), b_do)
         if R != 0.0:
-            dw = dot(b_do, tl.trans(b_v))
-            ds = pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
+            dw = dot(b_v, tl.trans(b_do)) if KEYS_FIRST else dot(b_do, tl.trans(b_v))
+            ds = pull(s, o_n, row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
             if not WHOLE:
                 ds = tl.where(seen, ds, 0.0)
-            dk = add_dot(dk, tl.trans(ds.to(b_q.dtype)), b_q)
+            ds = ds.to(b_q.dtype)
+            dk = add_dot(dk, ds if KEYS_FIRST else tl.trans(ds), b_q)
     return dk, dv
 
 
 @triton.jit
+def along(b, KEYS_FIRST: tl.constexpr):
+    """(M,) numbers of the queries along their axis of a tile."""
+    return b[None, :] if KEYS_FIRST else b[:, None]
+
+
+@triton.jit
 def load_pulled(
-    p_kept, p_pulled, padded, o_rows, m_rows, far, b_at, scale, bends, order, margin,
+    p_kept, p_pulled, o_pulled, padded, o_rows, m_rows, far, b_at, scale, bends, order, margin,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
 ):  # fmt: skip
     """The rows as `weigh` and `pull` take them; the gain and the share hold the scale already."""
-    one, two = tl.load(p_pulled)[:, None], tl.load(p_pulled + padded)[:, None]
-    if is_plain(RULE, R, BENDS, EXACT):
-        gain, offset = tl.load(p_pulled + 2 * padded)[:, None], tl.load(p_pulled + 3 * padded)[:, None]
-        peak, share = one, one
+    if is_even(RULE, R, BENDS, EXACT):
+        base, offset = tl.split(tl.load(p_pulled + 2 * o_pulled[:, None] + tl.arange(0, 2)[None, :]))
+        base, offset, rise = base[None, :], offset[None, :], scale * unit_mass(R)
+        return (base, scale, bends, base, base, base, base, base, base, rise, base, order), (scale, offset, base)
+    elif is_plain(RULE, R, BENDS, EXACT):
+        rise, base = tl.load(p_pulled + o_pulled)[:, None], tl.load(p_pulled + padded + o_pulled)[:, None]
+        gain, offset = tl.load(p_pulled + 2 * padded + o_pulled)[:, None], tl.load(p_pulled + 3 * padded + o_pulled)[:, None]
+        peak, share = base, base
         if RULE == ANCHORED:
-            peak, share = tl.load(p_pulled + 4 * padded)[:, None], tl.load(p_pulled + 5 * padded)[:, None]
-        return (one, scale, bends, peak, one, one, one, one, one, one, two, order), (gain, offset, share)
+            peak = tl.load(p_pulled + 4 * padded + o_pulled)[:, None]
+            share = tl.load(p_pulled + 5 * padded + o_pulled)[:, None]
+        return (base, scale, bends, peak, base, base, base, base, base, rise, base, order), (gain, offset, share)
     else:
+        centre, share = tl.load(p_pulled + o_pulled)[:, None], tl.load(p_pulled + padded + o_pulled)[:, None]
         kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
         row, gain = make_row(kept, b_at, scale, bends, order, margin, True, RULE, R, PEAKED)
         slant = (gain * scale)[:, None]
-        return turn_row(row), (slant, -slant * one, two)
+        return turn_row(row), (slant, -slant * centre, share)

@@ -73,6 +73,7 @@ class Blocks:
     warps: int
     stages: int
     registers: int = 255  # of a thread; fewer let more programs share a processor
+    held: bool = False  # whether k and v stay in registers, for `backward_keys`
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,11 @@ class Cut:
     keys: Blocks
 
 
-def choose_cut(queries: int, width: int, dtype: torch.dtype) -> Cut:
-    """Blocks for a number of queries and the larger head dim; measured on an H200, see docs/LOG.md."""
+def choose_cut(queries: int, width: int, dtype: torch.dtype, even: bool = False) -> Cut:
+    """Blocks for a number of queries and the larger head dim; measured on an H200, see docs/LOG.md.
+
+    `even`: as `weights.is_even`, which only the block of keys hangs on.
+    """
     if dtype == torch.float32:  # its products need the registers for themselves
         same = Blocks(32, 32, 4, 2) if queries > 16 and width <= 64 else Blocks(16, 32, 4, 1)
         return Cut(same, same, same, same)
@@ -96,7 +100,8 @@ def choose_cut(queries: int, width: int, dtype: torch.dtype) -> Cut:
     if width > 64 and queries > 64:
         wide = Blocks(128, 64, 8, 3)
         return Cut(Blocks(128, 64, 8, 3, 128), wide, wide, Blocks(64, 64, 4, 2))
-    return Cut(Blocks(64, 64, 4, 3, 128), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 3, 168), Blocks(64, 64, 4, 3))
+    keys = Blocks(64, 64, 4, 2, 168) if even else Blocks(64, 64, 4, 3)
+    return Cut(Blocks(64, 64, 4, 3, 128), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 3, 168), keys)
 
 
 def _power(size: int) -> int:
@@ -207,10 +212,12 @@ def estimate_backward(
             if dbias is not None:
                 call.pull_bias(dbias, do, q, k, v, kept, pulled)
         lists, counts = call.list_tiles(bounds, kept.flags, by_key=True)
+        copies = _describe(cut.keys.m, do, q)
         backward_keys[call.grid(k, cut.keys.n)](
-            do, q, k, v, dk, dv, kept.rows, pulled, lists, counts, *call.sight,
+            do, q, *copies, k, v, dk, dv, kept.rows, pulled, lists, counts, *call.sight,
             *_strides(do, q, k, v, dk, dv), *call.steps, *call.lengths[:-1], call.blocks, call.margin,
-            STEPS=cut.forward.m // cut.keys.m, **call.constants(), **_options(cut.keys),
+            STEPS=cut.forward.m // cut.keys.m, DESCRIBED=copies[0] is not do, HELD=cut.keys.held,
+            **call.constants(), **_options(cut.keys),
         )  # fmt: skip
     return Gradients(dq, dk, dv, dscale, dbias, None if orders is None else dorders)
 
@@ -223,8 +230,9 @@ class Call:
         batch, heads, queries, dim = q.shape
         keys, value_dim = v.shape[2:]
         exact = q.dtype == torch.float32
-        self.cut = choose_cut(queries, max(_power(dim), _power(value_dim)), q.dtype)
         bends = (view.slopes is not None) * ALIBI + (view.bias is not None) * BIASED + (view.allowed is not None) * ALLOWED
+        even = rule == "normalising" and r in (1, 2, 3, math.inf) and not bends and not exact
+        self.cut = choose_cut(queries, max(_power(dim), _power(value_dim)), q.dtype, even)
         # where the weights of a fixed kernel may exceed fp16, are powers of s/ρ, or a tensor can hide all keys, the best
         # score is needed first
         direct = rule == "fixed" and q.dtype != torch.float16 and r in (0, 1, 2, 3) and bends <= ALIBI
@@ -302,6 +310,21 @@ def _options(blocks: Blocks) -> dict[str, Any]:
         "num_warps": blocks.warps, "num_stages": blocks.stages, "maxnreg": blocks.registers,
         "enable_fp_fusion": False,
     }  # fmt: skip
+
+
+def _describe(rows: int, *tensors: Tensor) -> tuple[Any, ...]:
+    """Descriptors by which a GPU copies blocks of rows of (B, H, Q, D) by itself; what lies beyond Q and D reads as zero.
+
+    Where it has no engine for that, or a row begins at no multiple of 16 bytes, the tensors themselves.
+    """
+    from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
+
+    for x in tensors:
+        new = x.device.type == "cpu" or torch.cuda.get_device_capability(x.device) >= (9, 0)
+        aligned = x.data_ptr() % 16 == 0 and all(step > 0 and step % 8 == 0 for step in x.stride()[:3])
+        if not (new and aligned and x.element_size() == 2):
+            return tensors
+    return tuple(TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, _power(x.shape[3])]) for x in tensors)
 
 
 def _count(size: int, block: int) -> int:

@@ -22,6 +22,18 @@ def is_plain(rule, r, bends, exact):
 
 
 @triton.constexpr_function
+def is_even(rule, r, bends, exact):
+    """Whether moreover rise and gain are numbers of the head: a row then has two of its own, its base and its centre."""
+    return rule == 0 and is_plain(rule, r, bends, exact)
+
+
+@triton.constexpr_function
+def unit_mass(r):
+    """The unit at which weights sum to one once θ is found, r^−r · Σ (s − θ)₊^r = 1; of exp2 for softmax."""
+    return LOG2E if r == float("inf") else 1.0 / r
+
+
+@triton.constexpr_function
 def is_direct(rule, r, peaked):
     """Whether θ is known before any score."""
     return rule == 2 and not peaked
@@ -63,12 +75,17 @@ def make_row(
     rise = base + scale
     if R == INF:
         rise = rise * LOG2E
-        base = -ground * LOG2E - (tl.log2(mass) if NORMALISED else 0.0)
-        rise, base = tl.where(dead, 0.0, rise), tl.where(dead, -INF, base)
+        base = tl.where(dead, -INF, -ground * LOG2E - (tl.log2(mass) if NORMALISED else 0.0))
+    elif is_whole(R) and RULE == NORMALISING:
+        # the last step of Newton leaves a mass closer to r^r than the sums before it can tell
+        even = unit_mass(R) if NORMALISED else 1.0
+        gain = base + R * even
+        rise, base = scale * (base + even), tl.where(dead, -INF, -(ground - reach) * even)
+        unit = tl.where(dead, 0.0, even)
     elif is_whole(R):
         factor = root(mass, R) if NORMALISED else base + 1.0
         unit = tl.where(dead, 0.0, unit * factor)
-        base = -(ground - reach) * unit if RULE == NORMALISING or RULE == ANCHORED else base
+        base = -(ground - reach) * unit if RULE == ANCHORED else base
         gain = R * unit
         if RULE == FIXED:
             rise = tl.where(alone, 0.0, scale * unit)

@@ -157,9 +157,6 @@ PLANTS = {
     ),
     "copied queries are of the first head": Plant("backward.py", "d_q.load([b, h,", "d_q.load([b, 0 * h,", "copied"),
     "copied gradients are of the first sample": Plant("backward.py", "d_do.load([b, h,", "d_do.load([0 * b, h,", "copied"),
-    "a key that is held is set to zero": Plant(
-        "backward.py", "tl.dot(left, right) >= 0.0", "tl.dot(left, right) > 0.0", "half"
-    ),
     "a group adds one head twice": Plant("backward.py", "key_head * GROUP + member", "key_head * GROUP", "grouped"),
     "a tile repeats its first step": Plant("backward.py", "tile * STEPS + i % STEPS", "tile * STEPS"),
     "dv is that of the last tile": Plant("backward.py", "dv = add_dot(dv, w", "dv = add_dot(0.0 * dv, w"),
@@ -387,7 +384,7 @@ def use_copy(folder, plant, monkeypatch):
         monkeypatch.setattr(owner, name, copied[name], raising=False)
     blocks = copied["launch"].Blocks
     same = blocks(32, 16, 4, 1)
-    cut = copied["launch"].Cut(same, same, same, blocks(16, 32, 4, 1, held=True))
+    cut = copied["launch"].Cut(same, same, same, blocks(16, 32, 4, 1))
     monkeypatch.setattr(copied["launch"], "choose_cut", lambda *_: cut)
     monkeypatch.setattr(copied["launch"], "TRACK_FROM", 64)
     tolerances = copied["launch"].TOLERANCES  # in fp16 nearly as in bf16, which the interpreter lacks

@@ -193,12 +193,11 @@ def backward_keys(
     H, Q, K, rows, tiles, margin,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, DESCRIBED: tl.constexpr, HELD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, from the queries of its group of heads in its list. A step has no slope, and no dk.
 
     A tile of the list has STEPS · M queries. DESCRIBED: d_q and d_do are descriptors, by which whole tiles are copied.
-    HELD: k and v stay in registers, where keys lie along the first axis.
     """
     blocks = tl.cdiv(K, BLOCK_N)
     begin = tl.program_id(0) % blocks * BLOCK_N  # the keys that most queries see first
@@ -207,8 +206,6 @@ def backward_keys(
     o_n = begin + tl.arange(0, BLOCK_N)
     b_k = load_rows(p_k + b * k_b + key_head * k_h, begin, o_n < K, k_n, D, BLOCK_N, BLOCK_D, False)
     b_v = load_rows(p_v + b * v_b + key_head * v_h, begin, o_n < K, v_n, DV, BLOCK_N, BLOCK_DV, False)
-    if HELD and is_even(RULE, R, BENDS, EXACT):
-        b_k, b_v = hold(b_k, o_n, BLOCK_N, BLOCK_D), hold(b_v, o_n, BLOCK_N, BLOCK_DV)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
     sight = (p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b)
@@ -239,17 +236,6 @@ def backward_keys(
     store_rows(p_dv + b * dv_b + key_head * dv_h, begin, o_n < K, dv_n, dv, DV, BLOCK_N, BLOCK_DV)
     if R != 0.0:
         store_rows(p_dk + b * dk_b + key_head * dk_h, begin, o_n < K, dk_n, dk, D, BLOCK_N, BLOCK_D)
-
-
-@triton.jit
-def hold(b, o_n, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
-    """b itself, in the registers from which the tensor cores take a left operand, so that no product reads it again.
-
-    Triton keeps the left operand there if it comes from another product: b meets one that is never negative.
-    """
-    left = tl.broadcast_to((o_n % 2)[:, None], BLOCK_N, 16).to(b.dtype)
-    right = tl.broadcast_to(tl.arange(0, BLOCK_D)[None, :], 16, BLOCK_D).to(b.dtype)
-    return tl.where(tl.dot(left, right) >= 0.0, b, 0.0).to(b.dtype)
 
 
 @triton.jit

@@ -135,14 +135,19 @@ def forward(
             reach = tl.where(off, shorten(reach, step), reach)
         turn += 1
     if SOLVES:
+        lower = R * step if is_whole(R) else order * step / reach
+        # Σ y^(r−2) v is not at hand; the sums and means go on from r and r − 1 to r − 2 as those of an exponential tail do
+        share = tl.where(slopes > 0.0, lower * slopes / tl.where(mass > 0.0, mass, 1.0), 0.0)
+        lean = share / (1.0 - tl.minimum(share, 0.5))
+        nearer = acc / tl.where(mass > 0.0, mass, 1.0)[:, None] * slopes[:, None]
+        turned = tilt + lean[:, None] * (nearer - tilt)
         if is_whole(R):
-            lower = R * step
             acc -= lower[:, None] * tilt
             mass -= lower * slopes
         else:  # in units of ρ, which shrinks: what is left of the step does not grow with r
-            lower = order * step / reach
             acc += lower[:, None] * (acc - tilt)
             mass += lower * (mass - slopes)
+        tilt = turned
         reach = shorten(reach, step)
     if RULE == FIXED:
         alone = live & (mass == 0.0)

@@ -30,10 +30,10 @@ LEARNED = -1.0  # stands for the r of the kernels where each head has its own
 ALIBI, BIASED, ALLOWED = 1, 2, 4  # what bends the scores, as bits
 TRACK_FROM = 1024  # keys; below, skipping tiles costs more than it saves
 # steps of Newton, relative to ρ, at which it stops: on the class bests, and on the sums, which it corrects to first order.
-# The error that is left is about the square of the step for the output, and the step itself for the centre of ds;
-# for r = 1 the slopes jump at θ.
+# The error that is left is about the square of the step for the output, a third of the step for the centre of ds; for r = 1
+# the slopes jump at θ.
 TOLERANCES = {
-    torch.bfloat16: {False: (2.0**-7, 2.0**-6), True: (2.0**-14, 2.0**-13)},
+    torch.bfloat16: {False: (2.0**-7, 2.0**-5), True: (2.0**-14, 2.0**-13)},
     torch.float16: {False: (2.0**-12, 2.0**-11), True: (2.0**-16, 2.0**-15)},
     torch.float32: {False: (2.0**-16, 2.0**-21), True: (2.0**-21, 2.0**-21)},
 }
@@ -73,7 +73,6 @@ class Blocks:
     warps: int
     stages: int
     registers: int = 255  # of a thread; fewer let more programs share a processor
-    held: bool = False  # whether k and v stay in registers, for `backward_keys`
 
 
 @dataclass(frozen=True)
@@ -216,7 +215,7 @@ def estimate_backward(
         backward_keys[call.grid(k, cut.keys.n)](
             do, q, *copies, k, v, dk, dv, kept.rows, pulled, lists, counts, *call.sight,
             *_strides(do, q, k, v, dk, dv), *call.steps, *call.lengths[:-1], call.blocks, call.margin,
-            STEPS=cut.forward.m // cut.keys.m, DESCRIBED=copies[0] is not do, HELD=cut.keys.held,
+            STEPS=cut.forward.m // cut.keys.m, DESCRIBED=copies[0] is not do,
             **call.constants(), **_options(cut.keys),
         )  # fmt: skip
     return Gradients(dq, dk, dv, dscale, dbias, None if orders is None else dorders)

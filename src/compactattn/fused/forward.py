@@ -52,7 +52,7 @@ from compactattn.fused.weights import is_direct, load_kept, make_row, turn_row, 
 
 @triton.jit(do_not_specialize=LENGTHS)
 def forward(
-    p_q, p_k, p_v, p_o, p_tilt, p_kept, p_support, p_list, p_count, p_flags,
+    p_q, p_k, p_v, d_k, d_v, p_o, p_tilt, p_kept, p_support, p_list, p_count, p_flags,
     p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, scale_h, at_b, lo_b, hi_b,
     bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
@@ -60,7 +60,7 @@ def forward(
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     READOUT: tl.constexpr, GRAD: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr, TOLERANCE: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """o = Σ w v for a block of queries of one head, and õ; keeps what the backward kernels need of each row.
 
@@ -79,8 +79,14 @@ def forward(
     order = load_order(p_orders, h) if R == LEARNED else R
     steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
     bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
-    p_k += b * k_b + h // GROUP * k_h
-    p_v += b * v_b + h // GROUP * v_h
+    keys = (
+        p_k + b * k_b + h // GROUP * k_h,
+        p_v + b * v_b + h // GROUP * v_h,
+        d_k,
+        d_v,
+        b.to(tl.int32),
+        (h // GROUP).to(tl.int32),
+    )
     m_rows = begin + tl.arange(0, BLOCK_M) < Q
     o_rows = tl.cast(head, tl.int64) * Q + begin + tl.arange(0, BLOCK_M)
     far = tl.cast(rows, tl.int64)
@@ -114,14 +120,15 @@ def forward(
         leaning = tl.zeros((BLOCK_M, BLOCK_DV if TILT else 1), tl.float32)
         sums = (zero, leaning, none, none, none, none.to(tl.int32), none - INF)
         sums = gather(
-            sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
-            RULE, R, BENDS, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+            sums, b_q, keys, k_n, v_n, flat, sight, lists,
+            RULE, R, BENDS, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, False,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
         )  # fmt: skip
         if not hides(BENDS):
             sums = gather(
-                sums, b_q, p_k, p_v, k_n, v_n, flat, sight, lists,
+                sums, b_q, keys, k_n, v_n, flat, sight, lists,
                 RULE, R, BENDS, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, True,
-                D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+                D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
             )  # fmt: skip
         acc, tilt, mass, slopes, best, support, running = sums
         going = going * 0
@@ -153,7 +160,7 @@ def forward(
         alone = live & (mass == 0.0)
         if tl.max(alone.to(tl.int32), 0) > 0:  # nothing in reach is uniform
             flatter, count = spread(
-                p_v, v_n, b_at, b_lo, b_hi, bends, bounds, lists[1], BENDS, TRACK, DV, BLOCK_DV, BLOCK_M, BLOCK_N
+                keys[1], v_n, b_at, b_lo, b_hi, bends, bounds, lists[1], BENDS, TRACK, DV, BLOCK_DV, BLOCK_M, BLOCK_N
             )
             acc = tl.where(alone[:, None], flatter, acc)
             mass = tl.where(alone, -count, mass)
@@ -187,11 +194,11 @@ def forward(
 
 @triton.jit
 def gather(
-    sums, b_q, p_k, p_v, k_n, v_n, row, sight, lists,
+    sums, b_q, keys, k_n, v_n, row, sight, lists,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, READOUT: tl.constexpr, GRAD: tl.constexpr,
     TILT: tl.constexpr, SOFT: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr, WHOLE: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Σ K v, Σ slope v, Σ K, Σ slope, the number of best keys and of keys inside, over the masked or the whole tiles.
 
@@ -200,6 +207,7 @@ def gather(
     acc, tilt, mass, slopes, best, support, peak = sums
     _, b_lo, b_hi, bounds, whole, counts = sight
     p_list, p_flags, size = lists
+    p_k, p_v, d_k, d_v, b, h = keys
     end = count_tiles(whole, counts, LISTED, WHOLE)
     for group in range(0, end, WORD):
         bits = tl.zeros((BLOCK_M,), tl.int32)  # which tiles of the group hold a weight of each row
@@ -207,8 +215,12 @@ def gather(
             tile = find_tile(i, whole, p_list, size, LISTED, WHOLE)
             o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
             m_n = (o_n >= bounds[0]) & (o_n < bounds[1])
-            b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
-            b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
+            if WHOLE and DESCRIBED:  # no pointer of a row takes a register
+                b_k = d_k.load([b, h, tile * BLOCK_N, 0]).reshape(BLOCK_N, BLOCK_D)
+                b_v = d_v.load([b, h, tile * BLOCK_N, 0]).reshape(BLOCK_N, BLOCK_DV)
+            else:
+                b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
+                b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
             raw = dot(b_q, tl.trans(b_k))
             if SOFT:
                 s = bend(raw * row[1], o_n[None, :], row[0], row[2], BENDS)

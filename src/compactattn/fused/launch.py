@@ -161,10 +161,12 @@ def estimate(
                 )  # fmt: skip
             if listed:
                 lists, counts = call.list_tiles(call.bounds(), kept.flags, by_key=False)
+            copies = _describe(call.cut.forward.n, k, v)
             forward[grid](
-                q, k, v, out, kept.tilt, kept.rows, support, lists, counts, kept.flags, *call.sight,
+                q, k, v, *copies, out, kept.tilt, kept.rows, support, lists, counts, kept.flags, *call.sight,
                 *_strides(q, k, v, out), *call.steps, *call.lengths, call.margin,
                 READOUT=readout, GRAD=grad, LISTED=listed, TRACK=track, TOLERANCE=call.tolerance[1],
+                DESCRIBED=copies[0] is not k,
                 **call.constants(), **_options(call.cut.forward),
             )  # fmt: skip
     if not readout:

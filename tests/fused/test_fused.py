@@ -65,7 +65,7 @@ def cut(monkeypatch):
         monkeypatch.setattr(
             launch,
             "choose_cut",
-            lambda *_: launch.Cut(same, same, same, launch.Blocks(max(m // 2, 16), 2 * n, 4, 1, held=True)),
+            lambda *_: launch.Cut(same, same, same, launch.Blocks(max(m // 2, 16), 2 * n, 4, 1)),
         )
 
     return to

@@ -93,9 +93,9 @@ def choose_cut(queries: int, width: int, dtype: torch.dtype, even: bool = False)
     if dtype == torch.float32:  # its products need the registers for themselves
         same = Blocks(32, 32, 4, 2) if queries > 16 and width <= 64 else Blocks(16, 32, 4, 1)
         return Cut(same, same, same, same)
-    if queries <= 16 or width > 128:
-        m, n = (16, 64) if queries <= 16 and width <= 128 else (min(64, _power(queries)), 32)
-        return Cut(*(Blocks(m, n, 4, 2) for _ in range(4)))
+    if queries <= 16 or width > 128:  # 64 keys at a time: with fewer classes Newton's last step grows
+        m = min(64, _power(queries))
+        return Cut(*(Blocks(m, 64, 8 if m == 64 else 4, 2 if width <= 128 else 1) for _ in range(4)))
     if width > 64 and queries > 64:
         wide = Blocks(128, 64, 8, 3)
         return Cut(Blocks(128, 64, 8, 3, 128), wide, wide, Blocks(64, 64, 4, 2))

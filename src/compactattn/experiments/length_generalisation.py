@@ -80,7 +80,7 @@ def gpu_short(task: str) -> RunConfig:
 
 def cpu_quick(task: str) -> RunConfig:
     """A small model on a small task: a minute or two on two CPU cores."""
-    changes = {"mqmtar": {"symbols": 16, "words": 256, "queries": 2}}.get(_known(task), {"symbols": 16})
+    changes = {"mqmtar": {"symbols": 128, "words": 4096, "queries": 2}}.get(_known(task), {"symbols": 16})
     data = Data(task, changes, shortest=16, longest=32)
     training = TrainingConfig(
         steps=1500, batch=32, rate=2e-3, final_rate=1e-4, warmup=100, betas=(0.9, 0.99),

@@ -27,7 +27,7 @@ class Size:
 
 ZOO: Mapping[str, Size] = MappingProxyType(
     {
-        "laptop": Size(2, 128, 4, 23, "the demo: associative recall with 16 symbols"),
+        "laptop": Size(2, 128, 8, 135, "the demo: associative recall with 128 symbols"),
         "recall": Size(4, 512, 8, 263, "MQMTAR (paper, hyperparameters of length generalisation)"),
         "reverse": Size(4, 512, 8, 36, "reverse (the same table)"),
         "sort": Size(2, 512, 8, 36, "sort (the same table)"),

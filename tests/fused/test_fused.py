@@ -384,20 +384,65 @@ def test_readout_is_that_of_the_reference(kernel, cut):
     torch.testing.assert_close(ours.bandwidth, theirs.bandwidth, rtol=1e-4, atol=1e-4)
 
 
-def test_strides_do_not_matter(cut):
+@pytest.mark.parametrize("kernel", ["relumax", "biweight"])
+@pytest.mark.parametrize(("dim", "dtype"), [(6, torch.float32), (16, torch.float16)], ids=["loaded", "copied by descriptors"])
+def test_strides_do_not_matter(kernel, dim, dtype, cut):
     cut(16, 16)
-    tensors = [torch.randn(2, 9, 3, 6) for _ in range(3)]  # (B, T, H, D), as most models hold them
+    tensors = [torch.randn(2, 40, 3, dim).to(dtype) for _ in range(3)]  # (B, T, H, D), as most models hold them
     views = [x.transpose(1, 2).requires_grad_() for x in tensors]
     copies = [x.detach().contiguous().requires_grad_() for x in views]
-    found = [attend(*given, "relumax", mask=Causal(), backend="fused") for given in (views, copies)]
+    found = [attend(*given, kernel, mask=Causal(), backend="fused") for given in (views, copies)]
     assert torch.equal(*found)
     summed = [torch.autograd.grad(out.sum(), given) for out, given in zip(found, (views, copies), strict=True)]
     for ours, theirs in zip(*summed, strict=True):
         assert torch.equal(ours, theirs)
-    turned = [torch.randn(1, 2, 6, 9).transpose(2, 3) for _ in range(3)]  # the head dim is not the last in memory
-    assert torch.equal(
-        attend(*turned, "relumax", backend="fused"), attend(*(x.contiguous() for x in turned), "relumax", backend="fused")
-    )
+    turned = [torch.randn(1, 2, dim, 9).to(dtype).transpose(2, 3) for _ in range(3)]  # the head dim is not the last in memory
+    whole = [x.contiguous() for x in turned]
+    assert torch.equal(attend(*turned, kernel, backend="fused"), attend(*whole, kernel, backend="fused"))
+
+
+def test_a_head_dim_of_one_may_have_any_stride(cut):
+    cut(16, 16)
+    q, k = (torch.randn(1, 1, 20, 8).half() for _ in range(2))
+    v = torch.randn(320).half().as_strided((1, 1, 20, 1), (320, 320, 16, 8))
+    assert torch.equal(attend(q, k, v, backend="fused"), attend(q, k, v.contiguous(), backend="fused"))
+
+
+@pytest.mark.parametrize("kernel", ["epanechnikov", "biweight", "triweight", "relumax(r=2, b=3)"])
+def test_large_scores_err_as_little_as_the_reference(kernel, cut):
+    """Of 1e4 and more, as sharp heads have them: y is a small difference of large numbers, the same forward and backward."""
+    cut(16, 16)
+    (q, k, v, _), do = draw(Case(1, 1, 1, 20, 40, 16, 16, (16, 16), Causal()), torch.float16)
+    inputs = (10 * q.detach(), 10 * k.detach(), v, torch.tensor([10.0]))
+    exact = run(inputs, do, kernel, Causal(), "reference", torch.float64)
+    plain, ours = (run(inputs, do, kernel, Causal(), backend) for backend in ("reference", "fused"))
+    for name in ("out", "dv"):
+        error, allowed = ((x[name] - exact[name]).norm() for x in (ours, plain))
+        assert error <= 3 * allowed + 1e-4 * exact[name].norm(), (name, error, allowed)
+    for name in ("dq", "dk"):  # nothing but the best key has a weight, and that of each row is 1
+        assert exact[name].norm() == 0
+        assert ours[name].norm() < 0.01, (name, ours[name].norm())
+
+
+@pytest.mark.parametrize("kernel", ["biweight", "epanechnikov"])
+def test_rows_far_below_the_others_leave_dscale_alone(kernel, cut):
+    """A bias of −1e4 on whole rows, as additive padding has it, moves no weight."""
+    cut(16, 16)
+    (q, k, v, scale), do = draw(Case(1, 1, 1, 40, 40, 16, 16, (16, 16), None), torch.float16)
+    bias = torch.zeros(1, 1, 40, 1)
+    bias[:, :, 30:] = -1e4
+    exact = run((q, k, v, scale), do, kernel, None, "reference", torch.float64, bias=bias)["dscale"]
+    found = run((q, k, v, scale), do, kernel, None, "fused", bias=bias)["dscale"]
+    assert (found - exact).abs() < 0.05
+
+
+@pytest.mark.parametrize("kernel", ["biweight", "relumax"])
+def test_a_scale_that_has_vanished_leaves_all_keys_equal(kernel):
+    """On a GPU its value is not checked."""
+    q, k, v = (torch.randn(1, 1, 20, 8) for _ in range(3))
+    view = resolve(None, (1, 1, 20, 20), q.device)
+    found, _ = launch.estimate(q, k, v, torch.zeros(1), view, encode(parse(kernel)), None, False, False)
+    torch.testing.assert_close(found.out, v.mean(2, keepdim=True).expand_as(v))
 
 
 def test_no_queries_or_no_keys():

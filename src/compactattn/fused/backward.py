@@ -19,7 +19,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compactattn.fused.profiles import INF, LEARNED, is_whole, load_order, order_slope
+from compactattn.fused.profiles import INF, LEARNED, LOG2E, is_whole, load_order, order_slope
 from compactattn.fused.threshold import ANCHORED, FIXED, LENGTHS, NEAREST, NORMALISING
 from compactattn.fused.tiles import (
     add_dot,
@@ -38,7 +38,7 @@ from compactattn.fused.tiles import (
     span,
     store_rows,
 )
-from compactattn.fused.weights import is_even, is_plain, load_kept, make_row, turn_row, unit_mass, weigh
+from compactattn.fused.weights import is_even, is_plain, load_kept, make_row, turn_row, weigh, whole_mass
 
 
 @triton.jit
@@ -112,9 +112,6 @@ def backward_queries(
         tl.store(p_pulled + padded + o_pulled, row[10])
         tl.store(p_pulled + 2 * padded + o_pulled, gain * scale)
         tl.store(p_pulled + 3 * padded + o_pulled, -gain * scale * centre)
-        if RULE == ANCHORED:
-            tl.store(p_pulled + 4 * padded + o_pulled, row[3])
-            tl.store(p_pulled + 5 * padded + o_pulled, share * scale)
     else:
         tl.store(p_pulled + o_pulled, centre)
         tl.store(p_pulled + padded + o_pulled, share * scale)
@@ -144,7 +141,7 @@ def backward_queries(
     dscale = tl.sum(acc * b_q.to(tl.float32), 1)
     if RULE == FIXED:
         dscale -= drift
-    elif RULE == NORMALISING and R != INF:
+    elif RULE == NORMALISING and R != INF and BENDS == 0:
         # Σ ds = 0 but for an error of the centre, which reaches dscale through the mean score under the slopes
         mean = kept[0] - kept[1] + kept[2] / tl.where(kept[3] > 0.0, kept[3], INF) * (1.0 if is_whole(R) else kept[1])
         dscale -= tl.where(live & (kept[0] != -INF), drift * mean / scale, 0.0)
@@ -175,7 +172,7 @@ def pull_keys(
             seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
             ds = tl.where(seen, ds, 0.0)
             b_k = hush(b_k, seen, 0, BENDS)
-        if RULE == FIXED or (RULE == NORMALISING and R != INF):
+        if RULE == FIXED or (RULE == NORMALISING and R != INF and BENDS == 0):
             drift += tl.sum(ds, 1)
         if R == LEARNED:
             more = order_slope(k, row[11]) * (dw - pulls[2])
@@ -233,6 +230,7 @@ def backward_keys(
                 tl.load(p_count + 2 * block + 1), tiles, scale, bends, order, margin, RULE, R, BENDS, EXACT, PEAKED, True,
                 D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS, DESCRIBED,
             )  # fmt: skip
+    dv = dv * (1.0 / whole_mass(RULE, R))
     store_rows(p_dv + b * dv_b + key_head * dv_h, begin, o_n < K, dv_n, dv, DV, BLOCK_N, BLOCK_DV)
     if R != 0.0:
         store_rows(p_dk + b * dk_b + key_head * dk_h, begin, o_n < K, dk_n, dk, D, BLOCK_N, BLOCK_D)
@@ -309,16 +307,13 @@ def load_pulled(
     """The rows as `weigh` and `pull` take them; the gain and the share hold the scale already."""
     if is_even(RULE, R, BENDS, EXACT):
         base, offset = tl.split(tl.load(p_pulled + 2 * o_pulled[:, None] + tl.arange(0, 2)[None, :]))
-        base, offset, rise = base[None, :], offset[None, :], scale * unit_mass(R)
-        return (base, scale, bends, base, base, base, base, base, base, rise, base, order), (scale, offset, base)
+        base, offset = base[None, :], offset[None, :]
+        rise, gain = (scale * LOG2E, scale) if R == INF else (scale, scale * (R / whole_mass(RULE, R)))
+        return (base, scale, bends, base, base, base, base, base, base, rise, base, order), (gain, offset, base)
     elif is_plain(RULE, R, BENDS, EXACT):
         rise, base = tl.load(p_pulled + o_pulled)[:, None], tl.load(p_pulled + padded + o_pulled)[:, None]
         gain, offset = tl.load(p_pulled + 2 * padded + o_pulled)[:, None], tl.load(p_pulled + 3 * padded + o_pulled)[:, None]
-        peak, share = base, base
-        if RULE == ANCHORED:
-            peak = tl.load(p_pulled + 4 * padded + o_pulled)[:, None]
-            share = tl.load(p_pulled + 5 * padded + o_pulled)[:, None]
-        return (base, scale, bends, peak, base, base, base, base, base, rise, base, order), (gain, offset, share)
+        return (base, scale, bends, base, base, base, base, base, base, rise, base, order), (gain, offset, base)
     else:
         centre, share = tl.load(p_pulled + o_pulled)[:, None], tl.load(p_pulled + padded + o_pulled)[:, None]
         kept = load_kept(p_kept, o_rows, m_rows, far, RULE)

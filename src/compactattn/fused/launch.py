@@ -115,7 +115,7 @@ class Kept(NamedTuple):
     """What the forward pass leaves for the backward pass."""
 
     rows: Tensor  # (4 or 6, B, H, Q) fp32: see threshold.py
-    tilt: Tensor  # (1 or 2, B, H, Q, Dv) mean of the values under the slopes, or its way from o; what rounding a mean left
+    tilt: Tensor  # (up to 2, B, H, Q, Dv) mean of the values under the slopes, or its way from o; what rounding a mean left
     flags: Tensor  # (B·H, blocks of queries, tiles of keys) int8: whether a tile holds a weight, where it pays to know
 
 
@@ -195,9 +195,7 @@ def estimate_backward(
     call = Call(q, k, v, scale, view, code, orders)
     cut = call.cut
     track = kept.flags.numel() > 0
-    pulled = kept.rows.new_empty(
-        (6 if code[1] == "anchored" else 4, call.heads, call.blocks * cut.queries.m)
-    )  # what the keys need to know of each row
+    pulled = kept.rows.new_empty((4, call.heads, call.blocks * cut.queries.m))  # what the keys need to know of each row
     with _on(q):
         bounds = call.bounds()
         if code[0] != 0:
@@ -325,7 +323,7 @@ def _describe(rows: int, *tensors: Tensor) -> tuple[Any, ...]:
         aligned = x.data_ptr() % 16 == 0 and all(step > 0 and step % 8 == 0 for step in x.stride()[:3])
         if not (new and aligned and x.element_size() == 2):
             return tensors
-    return tuple(TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, _power(x.shape[3])]) for x in tensors)
+    return tuple(TensorDescriptor(x, list(x.shape), [*x.stride()[:3], 1], [1, 1, rows, _power(x.shape[3])]) for x in tensors)
 
 
 def _count(size: int, block: int) -> int:

@@ -13,7 +13,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compactattn.fused.profiles import ALL, INF, LEARNED, any_powers, any_root, is_whole, load_order, root, whole_powers
+from compactattn.fused.profiles import (
+    ALL,
+    INF,
+    LEARNED,
+    SMALLEST,
+    any_powers,
+    any_root,
+    is_whole,
+    load_order,
+    root,
+    whole_powers,
+)
 from compactattn.fused.tiles import bend, bends_of, dot, grounded, hides, legal, load_rows, load_sight, plan, shift, span
 
 NORMALISING, ANCHORED, FIXED, NEAREST = (tl.constexpr(code) for code in range(4))
@@ -57,7 +68,7 @@ def threshold(
     order = load_order(p_orders, h) if R == LEARNED else R
     steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
     bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
-    size = scale if is_ordered(RULE, BENDS) else 1.0
+    size = tl.maximum(scale, SMALLEST) if is_ordered(RULE, BENDS) else 1.0
     row = (b_q, p_k + b * k_b + h // GROUP * k_h, k_n, b_at, b_lo, b_hi, scale, size, bends)
     block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
     p_flags += block * tiles

@@ -16,8 +16,8 @@ from compactattn.fused.tiles import bend, grounded, shift
 
 @triton.constexpr_function
 def is_plain(rule, r, bends, exact):
-    """Whether one multiply-add leads from q·k to y: no bias, no key cut off by its place, and bits to spare."""
-    straight = rule != 3 and r in (1.0, 2.0, 3.0)  # nearest
+    """Whether one multiply-add leads from q·k to y: no bias, no key found by equality, and bits to spare."""
+    straight = (rule == 0 or rule == 2) and r in (1.0, 2.0, 3.0)  # normalising, fixed
     return (straight or (rule == 0 and r == float("inf"))) and not bends and not exact
 
 
@@ -28,9 +28,9 @@ def is_even(rule, r, bends, exact):
 
 
 @triton.constexpr_function
-def unit_mass(r):
-    """The unit at which weights sum to one once θ is found, r^−r · Σ (s − θ)₊^r = 1; of exp2 for softmax."""
-    return LOG2E if r == float("inf") else 1.0 / r
+def whole_mass(rule, r):
+    """Σ K over a row in the backward pass, where it is the same for every row: r^r, once θ is found, for K = (s − θ)₊^r."""
+    return r**r if rule == 0 and r in (1.0, 2.0, 3.0) else 1.0
 
 
 @triton.constexpr_function
@@ -77,15 +77,13 @@ def make_row(
         rise = rise * LOG2E
         base = tl.where(dead, -INF, -ground * LOG2E - (tl.log2(mass) if NORMALISED else 0.0))
     elif is_whole(R) and RULE == NORMALISING:
-        # the last step of Newton leaves a mass closer to r^r than the sums before it can tell
-        even = unit_mass(R) if NORMALISED else 1.0
-        gain = base + R * even
-        rise, base = scale * (base + even), tl.where(dead, -INF, -(ground - reach) * even)
-        unit = tl.where(dead, 0.0, even)
+        # the last step of Newton leaves a mass closer to r^r than the sums before it can tell; y is that of the forward pass
+        gain = base + R / whole_mass(RULE, R)
+        base = tl.where(dead, -INF, -(ground - reach))
+        unit = tl.where(dead, 0.0, unit)
     elif is_whole(R):
         factor = root(mass, R) if NORMALISED else base + 1.0
         unit = tl.where(dead, 0.0, unit * factor)
-        base = -(ground - reach) * unit if RULE == ANCHORED else base
         gain = R * unit
         if RULE == FIXED:
             rise = tl.where(alone, 0.0, scale * unit)
@@ -124,7 +122,7 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexp
             return raw, k, k
         else:
             k, steep = whole_powers(t, R)
-            return raw * scale, k, steep
+            return raw, k, steep
     else:
         s = bend(raw * scale, o_n, at, bends, BENDS)
         x = shift(s, peak)

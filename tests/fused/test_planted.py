@@ -78,7 +78,7 @@ PLANTS = {
         "profiles.py", "tl.where(t > 0.0, 1.0, 0.0)", "tl.where(t >= 0.0, 1.0, 0.0)", "tied"
     ),
     "wrong power of the slope": Plant("profiles.py", "log2_1p(z) * (r - 1.0)", "log2_1p(z) * r", "entmax(1.7)"),
-    "weights sum to r^r": Plant("weights.py", "else 1.0 / r", "else 1.0"),
+    "weights sum to r^r": Plant("weights.py", "return r**r if", "return 1.0 if"),
     # forward
     "masked keys have weights": Plant("forward.py", "k, steep = tl.where(seen, k, 0.0)", "k, steep = k", "half"),
     "Newton stops early": Plant("forward.py", "tolerate(order, TOLERANCE, R) * reach", "0.2 * reach", "soft"),
@@ -144,10 +144,8 @@ PLANTS = {
     # backward of the keys
     "dk lacks the scale": Plant("backward.py", "slant = (gain * scale)", "slant = gain"),
     "the centre in half precision lacks the scale": Plant("backward.py", "-gain * scale * centre", "-gain * centre", "half"),
-    "dk in half precision lacks the scale": Plant(
-        "backward.py", "(scale, offset, base)", "(0.0 * scale + 1.0, offset, base)", "half"
-    ),
-    "the rise of a query in half precision lacks r": Plant("backward.py", "scale * unit_mass(R)", "scale", "half"),
+    "dk in half precision lacks the scale": Plant("backward.py", "(scale, scale * (R /", "(scale, (R /", "half"),
+    "dv lacks r^r": Plant("backward.py", "dv = dv * (1.0 / whole_mass(RULE, R))", "dv = dv * 1.0", "half"),
     "base and centre change places": Plant("backward.py", "base, offset = tl.split", "offset, base = tl.split", "half"),
     "the keys of a head see the centres of the first": Plant(
         "backward.py", "(b * H + h) * padded", "b * H * padded", "half softmax"

@@ -3,9 +3,9 @@
 One program has a block of queries (dq) or of keys (dk, dv) of one head, and writes it alone: no atomics, so
 that every run gives the same bits. It visits only the tiles in its list, where it has one. With y = u (s − θ),
 
-    w = y₊^r,    ds = g · y^(r−1) ⊙ (dw − c),    g = r u,    dw = do·v,
+    w = y₊^r,    ds = g · y^(r−1) ⊙ (dw − c),    g = r u,    dw = do·v
 
-and what θ receives, −Σ ds, goes to the best key(s), the k-th key or the scale, as the rule has it. The centre c is do·o,
+(for entmax of r = 1, 2, 3 the kernels leave u = 1, as forward, and put r^−r into g and, once, into dv), and what θ receives, −Σ ds, goes to the best key(s), the k-th key or the scale, as the rule has it. The centre c is do·o,
 or do·õ where θ moves so that Σ w = 1: the forward kernel leaves õ, the mean of the values under the weights y^(r−1).
 The vector that c comes from is kept in two numbers of the dtype, itself and what its rounding left: an error of c is common
 to a whole row and does not average out.

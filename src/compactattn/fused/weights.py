@@ -59,7 +59,8 @@ def make_row(
 ):  # fmt: skip
     """What `weigh` needs of each row, and the gain g. K is y^r with y = rise · q·k + base = unit · (s − θ) + base.
 
-    NORMALISED: K is w, else w but for the factor 1/Z. A row in whose reach no key is has Z < 0 and uniform weights.
+    NORMALISED: K is w, or `whole_mass` times w, else w but for the factor 1/Z. A row in whose reach no key is has Z < 0 and
+    uniform weights.
     """
     peak, reach, mass, _, theta, cut = kept
     dead, alone = peak == -INF, mass < 0.0

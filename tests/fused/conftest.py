@@ -5,6 +5,7 @@ import os
 import sys
 
 import pytest
+import torch
 
 from compactattn.fused import launch
 
@@ -37,3 +38,27 @@ def _interpreted():
         yield
     if "TRITON_INTERPRET" not in os.environ:
         reload_triton()
+
+
+@pytest.fixture
+def poisoned():
+    """Has PyTorch fill what is allocated but not written with NaN, so that reading it shows."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture
+def cut(monkeypatch):
+    """Sets the tiles of all kernels; a block of keys is two of them, and a tile two steps of queries where it can be."""
+
+    def to(m, n):
+        same = launch.Blocks(m, n, 4, 1)
+        monkeypatch.setattr(
+            launch,
+            "choose_cut",
+            lambda *_: launch.Cut(same, same, same, launch.Blocks(max(m // 2, 16), 2 * n, 4, 1)),
+        )
+
+    return to

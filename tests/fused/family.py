@@ -1,6 +1,13 @@
-"""The kernels that the tests of the fused paths go through: every member of the family, and powers of every kind."""
+"""What the tests of the fused paths share: the kernels they go through, how a case is drawn, and how it is judged.
 
-from compactattn import parse
+Tolerances are measured: an output may err twice, a gradient three times as much as the fp32 reference, and a few ulp.
+"""
+
+from typing import NamedTuple
+
+import torch
+
+from compactattn import Bias, Mask, attend, entmax, parse
 from compactattn.kernels import FAMILY, RULES, encode
 
 KERNELS = [
@@ -26,3 +33,53 @@ KERNELS = [
 ONE_OF_EACH_RULE = ["biweight", "norm_relu", "relumax", "topk_epanechnikov(9)"]
 assert {member.name for member in FAMILY} == {name.partition("(")[0] for name in KERNELS}
 assert {encode(parse(name))[1] for name in ONE_OF_EACH_RULE} == set(RULES)
+
+
+class Case(NamedTuple):
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    dim: int
+    value_dim: int
+    blocks: tuple[int, int]  # queries × keys; one tile if that holds all keys
+    mask: Mask | None
+
+
+def draw(case, dtype=torch.float32, seed=0):
+    """q, k, v, scale, all with gradients, and do."""
+    rng = torch.Generator().manual_seed(seed)
+    b, h, hk, t, n, d, dv, *_ = case
+    shapes = ((b, h, t, d), (b, hk, n, d), (b, hk, n, dv), (b, h, t, dv))
+    q, k, v, do = (torch.randn(shape, generator=rng).to(dtype) for shape in shapes)
+    scale = 0.3 + torch.rand(h, generator=rng)
+    return tuple(x.requires_grad_() for x in (q, k, v, scale)), do
+
+
+def run(inputs, do, kernel, mask, backend, dtype=None, **learned):
+    """{name: output or gradient} in float64; what is learned is a bias or an alpha."""
+    inputs = dict(zip(("q", "k", "v", "scale"), inputs, strict=True)) | learned
+    inputs = {name: x.detach().to(dtype or x.dtype).requires_grad_() for name, x in inputs.items()}
+    q, k, v, scale = (inputs[name] for name in ("q", "k", "v", "scale"))
+    if "bias" in inputs:
+        mask = Bias(inputs["bias"]) if mask is None else mask & Bias(inputs["bias"])
+    kernel = entmax(inputs["alpha"]) if "alpha" in inputs else kernel
+    out = attend(q, k, v, kernel, scale=scale, mask=mask, backend=backend)
+    found = (out, *torch.autograd.grad(out, list(inputs.values()), do.to(out.dtype)))
+    return dict(zip(("out", *(f"d{name}" for name in inputs)), (x.detach().double() for x in found), strict=True))
+
+
+def check(inputs, do, kernel, mask, **learned):
+    exact = run(inputs, do, kernel, mask, "reference", torch.float64, **learned)
+    plain = run(inputs, do, kernel, mask, "reference", **learned)
+    ours = run(inputs, do, kernel, mask, "fused", **learned)
+    eps = torch.finfo(inputs[0].dtype).eps
+    for name, want in exact.items():
+        error, allowed = ((x[name] - want).norm() for x in (ours, plain))
+        size = want.norm() if name != "dscale" else exact["dq"].norm() * inputs[0].detach().double().norm()
+        if name == "dbias" and want.numel() < do[..., 0].numel() * inputs[1].shape[2]:
+            # the sums cancel: a number added to a whole row changes nothing
+            size = do.double().norm() * inputs[2].detach().double().norm(dim=-1).max()
+        factor = 2 if name == "out" else 3
+        assert error <= factor * allowed + 4 * eps * size, f"{name}: {error:.2e}, allowed {allowed:.2e}, size {size:.2e}"

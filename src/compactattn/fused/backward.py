@@ -5,10 +5,11 @@ that every run gives the same bits. It visits only the tiles in its list, where 
 
     w = y₊^r,    ds = g · y^(r−1) ⊙ (dw − c),    g = r u,    dw = do·v
 
-(for entmax of r = 1, 2, 3 the kernels leave u = 1, as forward, and put r^−r into g and, once, into dv), and what θ receives, −Σ ds, goes to the best key(s), the k-th key or the scale, as the rule has it. The centre c is do·o,
-or do·õ where θ moves so that Σ w = 1: the forward kernel leaves õ, the mean of the values under the weights y^(r−1).
-The vector that c comes from is kept in two numbers of the dtype, itself and what its rounding left: an error of c is common
-to a whole row and does not average out.
+(for entmax of r = 1, 2, 3 the kernels leave u = 1, as forward, and put r^−r into g and, once, into dv). What θ receives,
+−Σ ds, goes to the best key(s), the k-th key or the scale, as the rule has it. The centre c is do·o, or do·õ where θ moves so
+that Σ w = 1: the forward kernel leaves õ, the mean of the values under the weights y^(r−1). The vector that c comes from is
+kept in two numbers of the dtype, itself and what its rounding left: an error of c is common to a whole row and does not
+average out.
 
 Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v.
 """
@@ -32,10 +33,9 @@ from compactattn.fused.tiles import (
     hides,
     hush,
     load_rows,
-    load_sight,
+    open_block,
     plan,
     sees,
-    span,
     store_rows,
 )
 from compactattn.fused.weights import is_even, is_plain, load_kept, make_row, turn_row, weigh, whole_mass
@@ -65,19 +65,15 @@ def backward_queries(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dq of a block of queries, its part of dscale and of dr, and for `backward_keys` the centre and share of each row."""
-    blocks = tl.cdiv(Q, BLOCK_M)
-    begin = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
-    head = tl.program_id(0) // blocks
-    b, h = tl.cast(head // H, tl.int64), tl.cast(head % H, tl.int64)
-    b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
-    bounds = span(b_lo, b_hi, K, BENDS)
-    live = b_lo < b_hi
-    b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
-    b_do = load_rows(p_do + b * do_b + h * do_h, begin, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
-    scale = tl.load(p_scale + h * scale_h)
-    order = load_order(p_orders, h) if R == LEARNED else R
     steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
-    bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
+    place, view, b_q, own = open_block(
+        p_q, p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders, q_b, q_h, q_m, scale_h, at_b, lo_b, hi_b, steps,
+        H, Q, K, R, BENDS, D, BLOCK_M, BLOCK_D,
+    )  # fmt: skip
+    head, b, h, begin = place
+    b_at, b_lo, b_hi, live, bounds = view
+    scale, order, bends = own
+    b_do = load_rows(p_do + b * do_b + h * do_h, begin, live, do_m, DV, BLOCK_M, BLOCK_DV, False)
     p_k += b * k_b + h // GROUP * k_h
     p_v += b * v_b + h // GROUP * v_h
     m_rows = begin + tl.arange(0, BLOCK_M) < Q
@@ -102,7 +98,8 @@ def backward_queries(
         if TILTED:
             known = kept[1] > 0.0
             share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * lean, 0.0)
-    o_pulled = (tl.cast(head, tl.int64) * blocks + begin // BLOCK_M) * BLOCK_M + tl.arange(0, BLOCK_M)
+    block = tl.cast(head, tl.int64) * tl.cdiv(Q, BLOCK_M) + begin // BLOCK_M
+    o_pulled = block * BLOCK_M + tl.arange(0, BLOCK_M)
     padded = tl.cast(tl.num_programs(0), tl.int64) * BLOCK_M
     if is_even(RULE, R, BENDS, EXACT):  # all that `backward_keys` needs, for every row of the block
         tl.store(p_pulled + 2 * o_pulled, row[10])
@@ -118,7 +115,6 @@ def backward_queries(
         if has_bias(BENDS):
             tl.store(p_pulled + 2 * padded + o_pulled, share)
 
-    block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
     counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
     sight = (b_at, b_lo, b_hi, bounds, plan(bounds, BLOCK_N), counts)
     pulls = (gain[:, None], (-gain * centre)[:, None], (centre if R == LEARNED else share)[:, None])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compactattn.fused.profiles import ALL, INF, LEARNED, LOG2E, is_whole, load_order
+from compactattn.fused.profiles import ALL, INF, LOG2E, is_whole
 from compactattn.fused.threshold import (
     ANCHORED,
     FIXED,
@@ -33,7 +33,6 @@ from compactattn.fused.threshold import (
 from compactattn.fused.tiles import (
     add_dot,
     bend,
-    bends_of,
     count_tiles,
     dot,
     find_tile,
@@ -41,10 +40,9 @@ from compactattn.fused.tiles import (
     hides,
     hush,
     load_rows,
-    load_sight,
+    open_block,
     plan,
     sees,
-    span,
     store_rows,
 )
 from compactattn.fused.weights import is_direct, load_kept, make_row, turn_row, weigh
@@ -67,18 +65,14 @@ def forward(
     The two best of each class gave a ρ; the sums over all keys give Newton's next step. It is small: made to first
     order on the sums themselves it is exact enough, else the sums are taken again.
     """
-    blocks = tl.cdiv(Q, BLOCK_M)
-    begin = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M
-    head = tl.program_id(0) // blocks
-    b, h = tl.cast(head // H, tl.int64), tl.cast(head % H, tl.int64)
-    b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
-    bounds = span(b_lo, b_hi, K, BENDS)
-    live = b_lo < b_hi
-    b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
-    scale = tl.load(p_scale + h * scale_h)
-    order = load_order(p_orders, h) if R == LEARNED else R
     steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
-    bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
+    place, view, b_q, own = open_block(
+        p_q, p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders, q_b, q_h, q_m, scale_h, at_b, lo_b, hi_b, steps,
+        H, Q, K, R, BENDS, D, BLOCK_M, BLOCK_D,
+    )  # fmt: skip
+    head, b, h, begin = place
+    b_at, b_lo, b_hi, live, bounds = view
+    scale, order, bends = own
     keys = (
         p_k + b * k_b + h // GROUP * k_h,
         p_v + b * v_b + h // GROUP * v_h,
@@ -90,7 +84,7 @@ def forward(
     m_rows = begin + tl.arange(0, BLOCK_M) < Q
     o_rows = tl.cast(head, tl.int64) * Q + begin + tl.arange(0, BLOCK_M)
     far = tl.cast(rows, tl.int64)
-    block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
+    block = tl.cast(head, tl.int64) * tl.cdiv(Q, BLOCK_M) + begin // BLOCK_M
     lists = (p_list + block * tiles, p_flags + block * tiles, tiles)
     counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
     whole = plan(bounds, BLOCK_N)
@@ -100,7 +94,7 @@ def forward(
     SOLVES: tl.constexpr = RULE == NORMALISING and R != INF
     TILT: tl.constexpr = SOLVES or (GRAD and R != INF and R != 0.0 and RULE != FIXED)
     none = tl.zeros((BLOCK_M,), tl.float32)
-    if SOFT or is_direct(RULE, R, PEAKED):
+    if SOFT or is_direct(RULE, PEAKED):
         kept = (tl.where(live, scale - margin, -INF), none, none + 1.0, none, none, none.to(tl.int32))
     else:
         kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
@@ -165,7 +159,7 @@ def forward(
             acc = tl.where(alone[:, None], flatter, acc)
             mass = tl.where(alone, -count, mass)
             support = tl.where(alone, count.to(tl.int32), support)
-        if is_direct(RULE, R, PEAKED):
+        if is_direct(RULE, PEAKED):
             reach = none
     if SOFT:
         reach = none + INF

@@ -88,7 +88,7 @@ class Cut:
 def choose_cut(queries: int, width: int, dtype: torch.dtype, even: bool = False) -> Cut:
     """Blocks for a number of queries and the larger head dim; measured on an H200, see docs/LOG.md.
 
-    `even`: as `weights.is_even`, which only the block of keys hangs on.
+    `even`: `weights.is_even`, which only the block of keys hangs on.
     """
     if dtype == torch.float32:  # its products need the registers for themselves
         same = Blocks(32, 32, 4, 2) if queries > 16 and width <= 64 else Blocks(16, 32, 4, 1)
@@ -225,12 +225,14 @@ class Call:
     """The arguments that the kernels share."""
 
     def __init__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, orders: Tensor | None) -> None:
+        from compactattn.fused.weights import is_even
+
         r, rule, value = code if orders is None else (LEARNED, *code[1:])
         batch, heads, queries, dim = q.shape
         keys, value_dim = v.shape[2:]
         exact = q.dtype == torch.float32
         bends = (view.slopes is not None) * ALIBI + (view.bias is not None) * BIASED + (view.allowed is not None) * ALLOWED
-        even = rule == "normalising" and r in (1, 2, 3, math.inf) and not bends and not exact
+        even = is_even(CODES[rule], r, bends, exact)
         self.cut = choose_cut(queries, max(_power(dim), _power(value_dim)), q.dtype, even)
         # where the weights of a fixed kernel may exceed fp16, are powers of s/ρ, or a tensor can hide all keys, the best
         # score is needed first

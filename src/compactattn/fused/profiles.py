@@ -11,10 +11,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from compactattn.fused import launch
+
 INF = tl.constexpr(float("inf"))
 LOG2E = tl.constexpr(1.4426950408889634)
 ALL = tl.constexpr(tl.PropagateNan.ALL)
-LEARNED = tl.constexpr(-1.0)
+LEARNED = tl.constexpr(launch.LEARNED)
 SMALLEST = tl.constexpr(2.0**-126)  # a normal number
 
 

@@ -16,16 +16,14 @@ import triton.language as tl
 from compactattn.fused.profiles import (
     ALL,
     INF,
-    LEARNED,
     SMALLEST,
     any_powers,
     any_root,
     is_whole,
-    load_order,
     root,
     whole_powers,
 )
-from compactattn.fused.tiles import bend, bends_of, dot, grounded, hides, legal, load_rows, load_sight, plan, shift, span
+from compactattn.fused.tiles import bend, dot, grounded, hides, legal, load_rows, open_block, plan, shift
 
 NORMALISING, ANCHORED, FIXED, NEAREST = (tl.constexpr(code) for code in range(4))
 # numbers kept of each row between the kernels; the last two of Nearest only
@@ -43,7 +41,7 @@ LARGEST = tl.constexpr(1e37)  # a reach whose inverse is a normal number
 @triton.constexpr_function
 def is_ordered(rule, bends):
     """Whether the scores are in the order of q·k, so that only the best need be scaled (a scale is positive)."""
-    return rule != 3 and not bends  # nearest
+    return rule != NEAREST.value and not bends
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -56,21 +54,17 @@ def threshold(
     TOLERANCE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Writes max s and ρ of a block of queries of one head, and with TRACK the tiles that may hold a weight."""
-    blocks = tl.cdiv(Q, BLOCK_M)
-    begin = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M  # the longest causal rows first
-    head = tl.program_id(0) // blocks
-    b, h = tl.cast(head // H, tl.int64), tl.cast(head % H, tl.int64)
-    b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
-    bounds = span(b_lo, b_hi, K, BENDS)
-    live = b_lo < b_hi
-    b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
-    scale = tl.load(p_scale + h * scale_h)
-    order = load_order(p_orders, h) if R == LEARNED else R
     steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
-    bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
+    place, view, b_q, own = open_block(
+        p_q, p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders, q_b, q_h, q_m, scale_h, at_b, lo_b, hi_b, steps,
+        H, Q, K, R, BENDS, D, BLOCK_M, BLOCK_D,
+    )  # fmt: skip
+    head, b, h, begin = place
+    b_at, b_lo, b_hi, live, bounds = view
+    scale, order, bends = own
     size = tl.maximum(scale, SMALLEST) if is_ordered(RULE, BENDS) else 1.0
     row = (b_q, p_k + b * k_b + h // GROUP * k_h, k_n, b_at, b_lo, b_hi, scale, size, bends)
-    block = tl.cast(head, tl.int64) * blocks + begin // BLOCK_M
+    block = tl.cast(head, tl.int64) * tl.cdiv(Q, BLOCK_M) + begin // BLOCK_M
     p_flags += block * tiles
     whole = plan(bounds, BLOCK_N)
 

@@ -11,29 +11,30 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compactattn.fused.profiles import INF
+from compactattn.fused import launch
+from compactattn.fused.profiles import INF, LEARNED, load_order
 
 
 @triton.constexpr_function
 def has_slopes(bends):
-    """What bends the scores is in the bits of a number: see launch.py."""
-    return bends & 1 != 0
+    """What bends the scores is in the bits of a number."""
+    return bends & launch.ALIBI != 0
 
 
 @triton.constexpr_function
 def has_bias(bends):
-    return bends & 2 != 0
+    return bends & launch.BIASED != 0
 
 
 @triton.constexpr_function
 def has_allowed(bends):
-    return bends & 4 != 0
+    return bends & launch.ALLOWED != 0
 
 
 @triton.constexpr_function
 def hides(bends):
     """Whether a tensor may hide single keys."""
-    return bends > 1
+    return bends & (launch.BIASED | launch.ALLOWED) != 0
 
 
 @triton.jit
@@ -187,3 +188,23 @@ def shift(s, peak):
 def grounded(peak):
     """max s, and 0 where no key is legal, so that x is −inf there and not NaN."""
     return tl.where(peak == -INF, 0.0, peak)
+
+
+@triton.jit
+def open_block(
+    p_q, p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders, q_b, q_h, q_m, scale_h, at_b, lo_b, hi_b, steps,
+    H, Q, K, R: tl.constexpr, BENDS: tl.constexpr, D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """What a program of one block of queries starts from: its place, what its rows see, its queries, and its head's numbers."""
+    blocks = tl.cdiv(Q, BLOCK_M)
+    begin = (blocks - 1 - tl.program_id(0) % blocks) * BLOCK_M  # the longest causal rows first
+    head = tl.program_id(0) // blocks
+    b, h = tl.cast(head // H, tl.int64), tl.cast(head % H, tl.int64)
+    b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
+    live = b_lo < b_hi
+    b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
+    scale = tl.load(p_scale + h * scale_h)
+    order = load_order(p_orders, h) if R == LEARNED else R
+    bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
+    view = (b_at, b_lo, b_hi, live, span(b_lo, b_hi, K, BENDS))
+    return (head, b, h, begin), view, b_q, (scale, order, bends)

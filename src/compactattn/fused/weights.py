@@ -17,26 +17,26 @@ from compactattn.fused.tiles import bend, grounded, shift
 @triton.constexpr_function
 def is_plain(rule, r, bends, exact):
     """Whether one multiply-add leads from q·k to y: no bias, no key found by equality, and bits to spare."""
-    straight = (rule == 0 or rule == 2) and r in (1.0, 2.0, 3.0)  # normalising, fixed
-    return (straight or (rule == 0 and r == float("inf"))) and not bends and not exact
+    straight = rule in (NORMALISING.value, FIXED.value) and r in (1.0, 2.0, 3.0)
+    return (straight or (rule == NORMALISING.value and r == float("inf"))) and not bends and not exact
 
 
 @triton.constexpr_function
 def is_even(rule, r, bends, exact):
     """Whether moreover rise and gain are numbers of the head: a row then has two of its own, its base and its centre."""
-    return rule == 0 and is_plain(rule, r, bends, exact)
+    return rule == NORMALISING.value and is_plain(rule, r, bends, exact)
 
 
 @triton.constexpr_function
 def whole_mass(rule, r):
     """Σ K over a row in the backward pass, where it is the same for every row: r^r, once θ is found, for K = (s − θ)₊^r."""
-    return r**r if rule == 0 and r in (1.0, 2.0, 3.0) else 1.0
+    return r**r if rule == NORMALISING.value and r in (1.0, 2.0, 3.0) else 1.0
 
 
 @triton.constexpr_function
-def is_direct(rule, r, peaked):
+def is_direct(rule, peaked):
     """Whether θ is known before any score."""
-    return rule == 2 and not peaked
+    return rule == FIXED.value and not peaked
 
 
 @triton.jit
@@ -71,7 +71,7 @@ def make_row(
     safe = tl.where(dead, 1e37, tl.where(reach > 0.0, reach, 1.0))
     inverse = tl.where(dead, 0.0, 1.0 / mass) if NORMALISED else tl.where(dead, 0.0, 1.0)
     base = tl.zeros_like(peak)
-    unit = base + 1.0 if RULE == NORMALISING or is_direct(RULE, R, PEAKED) else 1.0 / safe
+    unit = base + 1.0 if RULE == NORMALISING or is_direct(RULE, PEAKED) else 1.0 / safe
     gain = base + 1.0
     rise = base + scale
     if R == INF:

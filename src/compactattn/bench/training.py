@@ -22,7 +22,7 @@ from compactattn.models.zoo import ZOO
 from compactattn.training.config import Compile, RunConfig, RunError, TrainingConfig
 from compactattn.training.distributed import Group
 from compactattn.training.graph import WARM
-from compactattn.training.loop import Loop
+from compactattn.training.loop import Loop, Start
 from compactattn.training.optimiser import build_optimiser
 
 LENGTH, BATCH = 512, 32
@@ -126,7 +126,7 @@ def make_step(config: RunConfig, device: torch.device) -> Callable[[], torch.Ten
     model = build(config.model).to(device).train()
     unused = cast(Any, None)
     optimiser = build_optimiser(model, config.training)
-    loop = Loop(config, model, optimiser, unused, Path(), Group(device), None, None, unused, unused, None, 0)
+    loop = Loop(config, model, optimiser, unused, Path(), Group(device), None, None, unused, unused, None, Start())
     generator = torch.Generator(device).manual_seed(config.seed)
     tokens = torch.randint(config.model.vocab, (config.training.batch, LENGTH + 1), generator=generator, device=device)
     counted = torch.ones(config.training.batch, LENGTH, dtype=torch.bool, device=device)

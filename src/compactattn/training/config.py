@@ -40,12 +40,13 @@ class TrainingConfig:
     log_every: int = 10  # steps
     checkpoint_every: int = 500  # steps; the last step is always kept
     validate_every: int = 0  # steps; 0 stands for never
+    patience: int = 0  # validations without a lower loss after which training stops; 0 stands for never
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:1"
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "accumulation", "log_every", "checkpoint_every"):
             _at_least(self, name, 1)
-        for name in ("warmup", "validate_every", "rate", "final_rate", "decay", "clip"):
+        for name in ("warmup", "validate_every", "patience", "rate", "final_rate", "decay", "clip"):
             _at_least(self, name, 0)
         if self.rate == 0:
             raise ValueError("rate = 0 learns nothing; choose a positive rate, as in rate=1e-3")
@@ -55,6 +56,8 @@ class TrainingConfig:
             )
         if self.warmup >= self.steps:
             raise ValueError(f"warmup = {self.warmup} leaves none of the {self.steps} steps; choose fewer than {self.steps}")
+        if self.patience and not self.validate_every:
+            raise ValueError(f"patience = {self.patience} counts validations, but validate_every = 0 makes none; set it")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas = {self.betas} must be two numbers from 0 up to, not including, 1")
         for name, kind in (("precision", Precision), ("compile", Compile)):

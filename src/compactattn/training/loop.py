@@ -29,7 +29,9 @@ from compactattn.training.graph import Replay
 from compactattn.training.interrupt import Interrupt, Interrupted
 from compactattn.training.optimiser import build_optimiser, rate_at, set_rate
 from compactattn.training.progress import Display, open_display, open_tensorboard, require_tensorboard
+from compactattn.training.readings import Reading, lag, send
 from compactattn.training.records import Records, read_metrics, record_environment
+from compactattn.training.selection import BEST, Selection
 
 Loss = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 Validate = Callable[[nn.Module], dict[str, float]]
@@ -43,6 +45,7 @@ class Summary:
     step: int
     loss: float  # of the last step
     validation: dict[str, float]  # of the last validation
+    best_step: int  # of the lowest validation loss, whose weights are in best/; 0 where validation has no loss
     seconds: float  # since this process started or resumed the run
     tokens_per_second: float
 
@@ -62,6 +65,7 @@ def train(
 
     `model.loss(inputs, targets, counted)` returns the sum of the losses over the counted positions, and their number.
     `validate` is given the model in evaluation mode, in every process, every `validate_every` steps and at the end.
+    Where it returns a "loss", the checkpoint with the lowest one is kept in the subfolder best.
     Raises Diverged where the loss is not finite, Interrupted after Ctrl-C, RunError where a person has to act.
     """
     folder, vocab = Path(folder), config.model.vocab
@@ -86,9 +90,7 @@ def train(
                 board = open_tensorboard(folder, start.step)
                 stack.callback(board.close)
             interrupt = stack.enter_context(Interrupt(show_progress and group.leads))
-            loop = Loop(
-                config, model, optimiser, stream, folder, group, records, board, display, interrupt, validate, start.step
-            )
+            loop = Loop(config, model, optimiser, stream, folder, group, records, board, display, interrupt, validate, start)
             return loop.run()
 
 
@@ -102,6 +104,7 @@ def check_graph(training: TrainingConfig, group: Group) -> None:
 class Start:
     step: int = 0
     metrics_bytes: int = 0
+    exhausted: bool = False  # whether the run has already stopped for want of a better validation
 
 
 def _open_run(
@@ -115,14 +118,15 @@ def _open_run(
             start = _prepare(config, model, optimiser, folder, resume, group)
         except RunError as error:
             start, trouble = Start(-1), error
-    position = torch.tensor([start.step, start.metrics_bytes], device=group.device)
+    position = torch.tensor([start.step, start.metrics_bytes, start.exhausted], device=group.device)
     group.share_([position])
     if position[0] < 0:  # the others must not wait for a process that has given up
         raise trouble or RunError("the leading process has refused the run")
     group.share_(list(model.state_dict(keep_vars=True).values()))
     if group.size > 1 and position[0] > 0:
         _share_optimiser(optimiser, group)
-    return Start(*position.tolist())
+    step, length, exhausted = position.tolist()
+    return Start(step, length, bool(exhausted))
 
 
 def _prepare(
@@ -134,7 +138,8 @@ def _prepare(
         _create(config, folder)
     elif saved := _resume(config, folder):
         checkpoints.restore(saved, model, optimiser, group.device)
-        start = Start(saved.step, saved.metrics_bytes)
+        selection = Selection.of(read_metrics(folder), config.training.patience, saved.step)
+        start = Start(saved.step, saved.metrics_bytes, selection.exhausted)
     _writing(folder, lambda: record_environment(folder, group.device, group.size, start.step))
     return start
 
@@ -174,21 +179,6 @@ def _resume(config: RunConfig, folder: Path) -> Checkpoint | None:
 
 
 @dataclass
-class Reading:
-    """Loss, gradient norm and wish to stop of one step, on their way to the host."""
-
-    step: int
-    values: Tensor  # (3,) on the host
-    arrived: torch.cuda.Event | None
-
-    def read(self) -> tuple[float, float, float]:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        loss, norm, stop = self.values.tolist()
-        return loss, norm, stop
-
-
-@dataclass
 class Loop:
     """The moving parts of a run."""
 
@@ -203,9 +193,13 @@ class Loop:
     display: Display
     interrupt: Interrupt
     validate: Validate | None
-    start: int  # steps done before
+    begin: Start
 
     def __post_init__(self) -> None:
+        self.start = self.begin.step  # steps done before
+        self.exhausted = self.begin.exhausted
+        lines = read_metrics(self.folder) if self.records is not None else []
+        self.selection = Selection.of(lines, self.config.training.patience, self.start)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         self.eager: Loss = cast(Any, self.model).loss
         self.loss: Loss = torch.compile(self.eager, dynamic=False) if self.config.training.compile == "whole" else self.eager
@@ -221,19 +215,22 @@ class Loop:
 
     def run(self) -> Summary:
         training, step, began = self.config.training, self.start, self.clock
-        steps = range(step + 1, training.steps + 1)
+        steps = range(step + 1, 1 + (step if self.exhausted else training.steps))
+        if self.selection.step == step > 0:
+            self.save_best()  # if the run was killed before it could
         order = (span for number in steps for span in spans(training, number, self.group.rank, self.group.size))
         with Feed(self.stream, order, self.group.device) as feed:
             for step in steps:
                 self.waiting.append(self.update(step, feed))
                 self.settle(keep=lag(self.group.device))
                 self.keep(step)
-                if self.stop:
+                if self.stop or self.exhausted:
                     break
         self.settle()
         self.save(step)
         if self.stop:
-            rest = "the run is complete" if step == training.steps else f"`compactattn resume {self.folder}` goes on from there"
+            done = self.exhausted or step == training.steps
+            rest = "the run is complete" if done else f"`compactattn resume {self.folder}` goes on from there"
             raise Interrupted(f"stopped after step {step} of {training.steps} and saved; {rest}")
         return self.summarise(step, time.monotonic() - began)
 
@@ -329,17 +326,37 @@ class Loop:
         self.model.train()
         if self.records is not None:
             self.records.metric({"step": step, "validation": results})
+        self.select(step, results.get("loss"))
         if self.board is not None:
             for name, value in results.items():
                 self.board.add_scalar(f"validation/{name}", value, step)
 
+    def select(self, step: int, loss: float | None) -> None:
+        """Keeps the weights if this validation is the best so far; the leading process decides for all when to stop."""
+        if loss is None:
+            return
+        if self.records is not None and self.selection.add(step, loss):
+            self.save(step)  # first: a run that is killed between the two finds the best where it resumes
+            self.save_best()
+        exhausted = torch.tensor(float(self.selection.exhausted), device=self.group.device)
+        self.group.share_([exhausted])
+        self.exhausted = bool(exhausted)
+
     def save(self, step: int) -> None:
         """A checkpoint of this step. Only ever called after `settle`, so that no diverged state is kept."""
-        if self.records is None:
-            return
+        if self.records is not None:
+            self._write(self.folder, step)
+            self.saved = step
+
+    def save_best(self) -> None:
+        """The same for the step of the best validation, which must be the present one."""
+        _writing(self.folder, lambda: (self.folder / BEST).mkdir(exist_ok=True))
+        self._write(self.folder / BEST, self.selection.step)
+
+    def _write(self, folder: Path, step: int) -> None:
+        assert self.records is not None
         state = checkpoints.capture(step, self.config, self.records.sync(), self.model, self.optimiser, self.group.device)
-        checkpoints.save(self.folder, state)
-        self.saved = step
+        checkpoints.save(folder, state)
 
     def explain(self, step: int) -> Diverged:
         """Does the step again, for the samples of every process, to find the layer; the weights are still those before it."""
@@ -364,20 +381,5 @@ class Loop:
         losses = [line["loss"] for line in lines if "loss" in line]
         validations = [line["validation"] for line in lines if "validation" in line]
         loss, validation = (losses or [math.nan])[-1], (validations or [{}])[-1]
-        return Summary(self.folder, step, loss, validation, seconds, tokens / max(seconds, 1e-9))
-
-
-def lag(device: torch.device) -> int:
-    """How many steps the host may run ahead of what it has read: a GPU should never wait for it."""
-    return 1 if device.type == "cuda" else 0
-
-
-def send(step: int, values: Tensor) -> Reading:
-    """Starts the copy of a few numbers to the host, without waiting for it."""
-    if values.device.type != "cuda":
-        return Reading(step, values, None)
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    host.copy_(values, non_blocking=True)
-    arrived = torch.cuda.Event()
-    arrived.record()
-    return Reading(step, host, arrived)
+        best = self.selection.step
+        return Summary(self.folder, step, loss, validation, best, seconds, tokens / max(seconds, 1e-9))

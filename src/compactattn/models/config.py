@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from compactattn.kernels import parse
 from compactattn.memory.released import departs
 
-Architecture = Literal["mosaic", "transformer"]
+Architecture = Literal["mosaic", "transformer", "s4d", "h3", "gla", "retnet", "mamba"]
 Positions = Literal["none", "alibi", "learned"]
 Released = Literal["", "efficient", "plain"]
 ARCHITECTURES, POSITIONS, RELEASED = (get_args(choice) for choice in (Architecture, Positions, Released))
@@ -18,7 +18,8 @@ ARCHITECTURES, POSITIONS, RELEASED = (get_args(choice) for choice in (Architectu
 class ModelConfig:
     """A language model of `layers` blocks.
 
-    A mosaic block is a contextual and a persistent memory, a transformer block attention and an MLP.
+    A mosaic block is a contextual and a persistent memory, a transformer block attention and an MLP; the recurrent
+    mixers take the place of attention, and a Mamba block has no MLP.
     """
 
     vocab: int
@@ -29,6 +30,7 @@ class ModelConfig:
     kernel: str = "gaussian"  # of contextual memory or of attention
     positions: Positions = "none"
     slots: int = 0  # of persistent memory, for each head; 0 stands for 7/2 · width
+    state: int = 0  # of S4D, H3 and Mamba, for each channel; 0 stands for 64, 64 and 16
     longest: int = 0  # the longest sequence; only learned positions have one
     as_released: Released = ""  # the departures of the published code from the paper, to measure what they cost
 
@@ -39,7 +41,7 @@ class ModelConfig:
         for name in ("vocab", "layers", "width", "heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
-        for name in ("slots", "longest"):
+        for name in ("slots", "state", "longest"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 0")
         if self.width % self.heads:

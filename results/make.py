@@ -22,7 +22,7 @@ import torch
 import torch.multiprocessing as processes
 
 from compactattn.experiments import length_generalisation as length_gen
-from compactattn.experiments.runs import evaluate_run
+from compactattn.experiments.length_generalisation import evaluate_run
 from compactattn.memory.released import departs
 from compactattn.report import paper
 from compactattn.report.runs import export, load_results

@@ -199,10 +199,10 @@ def test_a_sweep_evaluates_the_finished_model_and_not_an_earlier_one(tmp_path):
     finish(job)
     rows = [{**row, "step": 3} for row in read_evaluation(job.folder)]
     (job.folder / "evaluation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert job.missing == [32, 48]
+    assert length_gen.missing(config, job.folder, 10) == [32, 48]
     finish(job)
     assert [row["step"] for row in read_evaluation(job.folder)] == [6, 6]
-    assert Job(config, tmp_path / "run", samples=20, device="cpu").missing == [32, 48]
+    assert length_gen.missing(config, job.folder, 20) == [32, 48]
 
 
 def test_two_names_of_one_kernel_are_trained_once():

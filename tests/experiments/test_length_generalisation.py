@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from compactattn.experiments import length_generalisation as length_gen
-from compactattn.experiments.runs import evaluate_run, open_run
+from compactattn.experiments.length_generalisation import evaluate_run
+from compactattn.experiments.runs import open_run
 from compactattn.models.language_model import build
 from compactattn.training.config import RunConfig, RunError
 

@@ -17,11 +17,11 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from compactattn.cli.app import UsageError, console, parse_kernel
-from compactattn.evaluation.exact_match import Match, Mode
+from compactattn.evaluation.exact_match import MODES, Match, Mode
 from compactattn.experiments import length_generalisation as length_gen
-from compactattn.experiments.length_generalisation import default_lengths
-from compactattn.experiments.runs import evaluate_run, open_run, read_evaluation
-from compactattn.experiments.sweep import MODE, Job, finish, finish_all
+from compactattn.experiments.length_generalisation import default_lengths, evaluate_run
+from compactattn.experiments.runs import open_run, read_evaluation
+from compactattn.experiments.sweep import Job, finish, finish_all
 from compactattn.training import checkpoint
 from compactattn.training.config import RunConfig
 from compactattn.training.distributed import leads
@@ -209,6 +209,6 @@ def print_sweep(todo: Sequence[Job]) -> None:
     lengths = default_lengths(todo[0].config)
     table = Table("exact match at length", *map(str, lengths), box=box.SIMPLE_HEAD, show_edge=False)
     for job in todo:
-        rows = {row["length"]: row for row in read_evaluation(job.folder) if row["mode"] == MODE}
+        rows = {row["length"]: row for row in read_evaluation(job.folder) if row["mode"] == MODES[0]}
         table.add_row(job.folder.name, *(f"{rows[n]['exact'] / rows[n]['samples']:.2f}" for n in lengths))
     console().print(table)

@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
 from compactattn.data.sequences import TASKS, Sequences, TestSet, choose_task
 from compactattn.data.tasks import Task
-from compactattn.evaluation.exact_match import evaluate
+from compactattn.evaluation.exact_match import MODES, Match, Mode, evaluate
+from compactattn.experiments.runs import open_run, read_data, read_evaluation, write_evaluation
 from compactattn.models.language_model import build
 from compactattn.models.zoo import ZOO
-from compactattn.training.checkpoint import load_config
-from compactattn.training.config import FREE, RunConfig, RunError, TrainingConfig, differences
+from compactattn.training.config import RunConfig, RunError, TrainingConfig
 from compactattn.training.loop import Summary, train
 
 NAME = "length-gen"
@@ -38,17 +38,7 @@ class Data:
     @staticmethod
     def of(config: RunConfig) -> Data:
         """The data of a config; a ValueError names what is wrong."""
-        if config.experiment != NAME:
-            raise ValueError(f"the run is of the experiment {config.experiment!r}, not {NAME!r}")
-        known = {"task": str, "changes": dict, "shortest": int, "longest": int}
-        for name, value in config.data.items():
-            if name not in known:
-                raise ValueError(f"data.{name} is unknown; {NAME} has {', '.join(known)}")
-            if type(value) is not known[name]:
-                raise ValueError(f"data.{name} = {value!r} must be of type {known[name].__name__}")
-        if missing := [name for name in ("task", "changes") if name not in config.data]:
-            raise ValueError(f"data.{missing[0]} is missing")
-        return Data(**config.data)
+        return cast(Data, read_data(Data, config, NAME))
 
     def make_task(self) -> Task:
         return choose_task(self.task, **self.changes)
@@ -137,12 +127,6 @@ def run(
     )  # fmt: skip
 
 
-def check_same(folder: Path, config: RunConfig) -> None:
-    """A RunError names the fields in which the run in a folder differs from a config."""
-    if changed := differences(load_config(folder), config, ignore=FREE):
-        raise RunError(f"{folder} holds a run with another config ({'; '.join(changed)}); choose another folder")
-
-
 def default_lengths(config: RunConfig) -> Sequence[int]:
     """The lengths of the paper's table for a task, as multiples of the longest source in training; up to 16× if it is short."""
     data = Data.of(config)
@@ -152,3 +136,52 @@ def default_lengths(config: RunConfig) -> Sequence[int]:
 
 def open_test_set(config: RunConfig, length: int, samples: int = 1000) -> TestSet:
     return TestSet(Data.of(config).make_task(), length, samples)
+
+
+Progress = Callable[[int, int, int], None]  # length, samples done, samples in all
+
+
+def evaluate_run(
+    folder: Path,
+    lengths: Sequence[int] | None = None,
+    mode: Mode = "teacher-forced",
+    samples: int = 1000,
+    device: str = "auto",
+    progress: Progress | None = None,
+) -> list[Match]:
+    """Exact match of a run at each length, also written to its evaluation.jsonl, where it takes the place of older lines.
+
+    On a GPU the model computes in the precision that it was trained in, on a CPU in fp32.
+    """
+    trained = open_run(folder, device)
+    found = []
+    try:
+        Data.of(trained.config).make_task()
+    except ValueError as error:
+        raise RunError(f"{folder}/config.json: {error}") from error
+    for length in lengths or default_lengths(trained.config):
+        try:
+            test_set = open_test_set(trained.config, length, samples)
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        watch = None if progress is None else (lambda done, total, length=length: progress(length, done, total))
+        with trained.evaluating():
+            found.append(evaluate(trained.model, test_set, mode, progress=watch))
+        if test_set.published not in (None, found[-1].checksum):
+            raise RunError(f"the test set of length {length} is not the published one: its checksum is {found[-1].checksum}")
+        facts = {"seed": trained.config.seed, "step": trained.step, "precision": trained.precision}
+        write_evaluation(folder, [found[-1].to_row(**facts)])
+    return found
+
+
+def missing(config: RunConfig, folder: Path, samples: int) -> list[int]:
+    """Lengths of the paper's table at which a trained run has not been evaluated on that many samples."""
+    wanted = MODES[0], config.training.steps, samples
+    done = {row["length"] for row in read_evaluation(folder) if (row["mode"], row["step"], row["samples"]) == wanted}
+    return [length for length in default_lengths(config) if length not in done]
+
+
+def complete_evaluation(config: RunConfig, folder: Path, samples: int, device: str = "auto") -> None:
+    """Evaluates a trained run where it has not been."""
+    if lengths := missing(config, folder, samples):
+        evaluate_run(folder, lengths, samples=samples, device=device)

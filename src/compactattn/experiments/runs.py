@@ -1,79 +1,93 @@
-"""Runs on disk: opened, evaluated, and worked through one after another."""
+"""Runs on disk, of any experiment: opened, and the lines that their evaluation leaves."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from compactattn.evaluation.exact_match import Match, Mode, evaluate
-from compactattn.experiments import length_generalisation as length_gen
 from compactattn.models.language_model import LanguageModel, build
+from compactattn.training import checkpoint
 from compactattn.training.checkpoint import load, load_config, restore_weights
 from compactattn.training.config import FREE, RunConfig, RunError, differences
 from compactattn.training.distributed import choose_device
 from compactattn.training.files import replace_durably
+from compactattn.training.records import read_metrics
+from compactattn.training.selection import Selection, chosen
 
 EVALUATION = "evaluation.jsonl"
 
 
 class Trained(NamedTuple):
-    """A model as a run left it."""
+    """A model as a run left it, or as it was at the best validation."""
 
     config: RunConfig
     model: LanguageModel
     step: int
 
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def precision(self) -> str:
+        """What an evaluation computes in: on a GPU the precision of training, on a CPU fp32."""
+        return self.config.training.precision if self.device.type == "cuda" else "fp32"
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16"):
+            yield
+
 
 def open_run(folder: Path, device: str = "auto") -> Trained:
-    """The model of a run with the weights of its checkpoint, in evaluation mode."""
+    """The model of a run with the weights of its best validation, or else of its checkpoint, in evaluation mode."""
     where = choose_device(device)
-    config, saved = load_config(folder), load(folder)
+    config, saved = load_config(folder), load(chosen(folder))
     if changed := differences(config, saved.config, ignore=FREE):
         raise RunError(f"{folder}/config.json is not the config of its checkpoint ({'; '.join(changed)}); restore it")
-    try:
-        length_gen.Data.of(config).make_task()
-    except ValueError as error:
-        raise RunError(f"{folder}/config.json: {error}") from error
     model = build(config.model)
     restore_weights(model, saved.weights)
     return Trained(config, model.to(where).eval(), saved.step)
 
 
-Progress = Callable[[int, int, int], None]  # length, samples done, samples in all
+def is_trained(folder: Path, config: RunConfig) -> bool:
+    """Whether a run has done all its steps, or has stopped for want of a better validation."""
+    if not checkpoint.exists(folder):
+        return False
+    step = load(folder).step
+    return step == config.training.steps or Selection.of(read_metrics(folder), config.training.patience, step).exhausted
 
 
-def evaluate_run(
-    folder: Path,
-    lengths: Sequence[int] | None = None,
-    mode: Mode = "teacher-forced",
-    samples: int = 1000,
-    device: str = "auto",
-    progress: Progress | None = None,
-) -> list[Match]:
-    """Exact match of a run at each length, also written to its evaluation.jsonl, where it takes the place of older lines.
+def check_same(folder: Path, config: RunConfig) -> None:
+    """A RunError names the fields in which the run in a folder differs from a config."""
+    if changed := differences(load_config(folder), config, ignore=FREE):
+        raise RunError(f"{folder} holds a run with another config ({'; '.join(changed)}); choose another folder")
 
-    On a GPU the model computes in the precision that it was trained in, on a CPU in fp32.
-    """
-    trained = open_run(folder, device)
-    where = next(trained.model.parameters()).device.type
-    precision = trained.config.training.precision if where == "cuda" else "fp32"
-    found = []
-    for length in lengths or length_gen.default_lengths(trained.config):
-        try:
-            test_set = length_gen.open_test_set(trained.config, length, samples)
-        except ValueError as error:
-            raise RunError(str(error)) from error
-        watch = None if progress is None else (lambda done, total, length=length: progress(length, done, total))
-        with torch.autocast(where, torch.bfloat16, enabled=precision == "bf16"):
-            found.append(evaluate(trained.model, test_set, mode, progress=watch))
-        if test_set.published not in (None, found[-1].checksum):
-            raise RunError(f"the test set of length {length} is not the published one: its checksum is {found[-1].checksum}")
-        _write_rows(folder, [found[-1].to_row(seed=trained.config.seed, step=trained.step, precision=precision)])
-    return found
+
+def read_data(kind: type, config: RunConfig, experiment: str) -> Any:
+    """The data of a config as a dataclass whose fields are `task: str` and the like; a ValueError names what is wrong."""
+    if config.experiment != experiment:
+        raise ValueError(f"the run is of the experiment {config.experiment!r}, not {experiment!r}")
+    known = {"str": str, "int": int, "Mapping[str, Any]": dict}
+    kinds = {entry.name: known[str(entry.type)] for entry in fields(kind)}
+    for name, value in config.data.items():
+        if name not in kinds:
+            raise ValueError(f"data.{name} is unknown; {experiment} has {', '.join(kinds)}")
+        if type(value) is not kinds[name]:
+            raise ValueError(f"data.{name} = {value!r} must be of type {kinds[name].__name__}")
+    for entry in fields(kind):
+        if entry.default is MISSING and entry.name not in config.data:
+            raise ValueError(f"data.{entry.name} is missing")
+    return kind(**config.data)
+
+
+# -- evaluation.jsonl ----------------------------------------------------------------------------
 
 
 def read_evaluation(folder: Path) -> list[dict[str, Any]]:
@@ -82,25 +96,25 @@ def read_evaluation(folder: Path) -> list[dict[str, Any]]:
     try:
         rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
         for row in rows:
-            _ = [row[name] for name in ("task", "mode", "length", "samples", "exact", "step")]
+            _ = [row[name] for name in ("task", "samples", "step")]
     except (ValueError, KeyError, TypeError) as error:
         raise RunError(f"{path} is malformed ({error!r}); remove it and evaluate again") from None
     return rows
 
 
-def _write_rows(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Adds lines to evaluation.jsonl in place of older ones for the same task, mode and length.
+def write_evaluation(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Adds lines to evaluation.jsonl in place of older ones for the same task, split, mode and length.
 
     A line on more samples of the same model stays: a quick look must not cost a thorough one.
     """
-
-    def key(row: dict[str, Any]) -> tuple[Any, ...]:
-        return row["task"], row["mode"], row["length"]
-
-    kept = {key(row): row for row in read_evaluation(folder)}
+    kept = {_place(row): row for row in read_evaluation(folder)}
     for row in rows:
-        older = kept.get(key(row))
+        older = kept.get(_place(row))
         if older is None or older["step"] != row["step"] or older["samples"] <= row["samples"]:
-            kept[key(row)] = row
+            kept[_place(row)] = row
     text = "".join(json.dumps(kept[place]) + "\n" for place in sorted(kept))
     replace_durably(folder / EVALUATION, text.encode())
+
+
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["task"], row.get("split", ""), row.get("mode", ""), row.get("length", 0)

@@ -14,13 +14,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.multiprocessing as processes
 
-from compactattn.experiments import length_generalisation as length_gen
-from compactattn.experiments.runs import evaluate_run, read_evaluation
-from compactattn.training import checkpoint
+from compactattn.experiments.registry import experiment_of
+from compactattn.experiments.runs import check_same, is_trained
 from compactattn.training.config import RunConfig, RunError
 from compactattn.training.records import read_metrics
-
-MODE = "teacher-forced"
 
 
 class Job(NamedTuple):
@@ -31,27 +28,16 @@ class Job(NamedTuple):
     samples: int
     device: str = "auto"
 
-    @property
-    def trained(self) -> bool:
-        return checkpoint.exists(self.folder) and checkpoint.load(self.folder).step == self.config.training.steps
-
-    @property
-    def missing(self) -> list[int]:
-        """Lengths at which the run has not been evaluated."""
-        wanted = MODE, self.config.training.steps, self.samples
-        done = {row["length"] for row in read_evaluation(self.folder) if (row["mode"], row["step"], row["samples"]) == wanted}
-        return [length for length in length_gen.default_lengths(self.config) if length not in done]
-
 
 def finish(job: Job, show_progress: bool = False) -> None:
     """Trains and evaluates what is not trained and evaluated yet. A folder with another config in it is refused."""
+    experiment = experiment_of(job.config)
     resume = (job.folder / "config.json").exists()
     if resume:
-        length_gen.check_same(job.folder, job.config)
-    if not job.trained:
-        length_gen.run(job.config, job.folder, resume=resume, show_progress=show_progress)
-    if job.missing:
-        evaluate_run(job.folder, job.missing, samples=job.samples, device=job.device)
+        check_same(job.folder, job.config)
+    if not is_trained(job.folder, job.config):
+        experiment.run(job.config, job.folder, resume=resume, show_progress=show_progress)
+    experiment.complete_evaluation(job.config, job.folder, job.samples, job.device)
 
 
 def finish_all(jobs: Sequence[Job], side_by_side: int, watch: Callable[[Sequence[int]], None]) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 from compactattn.data.draws import Array, Draws
 
 CHUNK = 4096  # automata drawn at one time
-MOST_LETTERS = 32  # the legal letters of a state are the bits of a uint32
+MOST = {"letters": 32, "states": 127}  # the legal letters of a state are the bits of a uint32; its number is an int8
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class RegularLanguages:
             low, high = getattr(self, field.name)
             if not 1 <= low <= high:
                 raise ValueError(f"{field.name} = ({low}, {high}) is no range; give two whole numbers 1 ≤ low ≤ high")
-        if self.letters[1] > MOST_LETTERS:
-            raise ValueError(f"letters = {self.letters} are too many; at most {MOST_LETTERS} are supported")
+            if high > MOST.get(field.name, high):
+                raise ValueError(f"{field.name} = ({low}, {high}) are too many; at most {MOST[field.name]} are supported")
         if self.edges[1] > self.letters[0]:
             raise ValueError(
                 f"{self.edges[1]} edges of a state need as many distinct letters, but an automaton may have {self.letters[0]};"

@@ -110,7 +110,8 @@ def score(probabilities: Tensor, legal: Tensor, batch: Batch) -> Score:
     p, bits, targets = probabilities[there].double(), legal[there], batch.targets[there]  # (N, V), (N,), (N,)
     may = (bits[:, None] >> torch.arange(p.shape[1], device=p.device)) & 1
     right = may.gather(1, p.argmax(1, keepdim=True))[:, 0]
-    tvd = (p - may / may.sum(1, keepdim=True)).abs().sum(1) / 2
+    q = may.double() / may.sum(1, keepdim=True)  # integers would be divided in float32
+    tvd = (p - q).abs().sum(1) / 2
     time = torch.arange(there.shape[1], device=p.device).expand_as(there)
     bins = time[there] // BIN
     inside = batch.counted[there]

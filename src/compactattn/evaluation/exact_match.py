@@ -10,7 +10,6 @@ running does one mistake lead to the next, and by rounding where two logits all 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, get_args
 
@@ -18,11 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from compactattn.data.batches import Batch
+from compactattn.evaluation.pieces import apply_head, device_of, evaluating, in_pieces, samples_per_batch
 
 Mode = Literal["teacher-forced", "free-running"]
 MODES: tuple[Mode, ...] = get_args(Mode)
-TOKENS_PER_BATCH = {"cuda": 2**18, "cpu": 2**14}  # activations of the paper's sizes then take a few GB, and a few hundred MB
-HEAD_ROWS = 2**12  # positions whose logits exist at one time
 
 
 class Named(Protocol):
@@ -84,14 +82,11 @@ def evaluate(
     """
     if mode not in MODES:
         raise ValueError(f"mode {mode!r} is unknown; choose one of {', '.join(map(repr, MODES))}")
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    budget = TOKENS_PER_BATCH.get(device.type, TOKENS_PER_BATCH["cpu"]) if tokens_per_batch is None else tokens_per_batch
-    if budget < 1:
-        raise ValueError(f"tokens_per_batch = {budget} must be at least 1")
-    predict = _PREDICT[mode]
+    device, predict = device_of(model), _PREDICT[mode]
+    batches = test_set.batches(samples_per_batch(test_set, device, tokens_per_batch))
     samples = exact = tokens = tokens_right = 0
-    with _evaluating(model), torch.inference_mode():
-        for batch, right in _in_pieces(model, predict, test_set.batches(_batch_size(test_set, budget)), device):
+    with evaluating(model), torch.inference_mode():
+        for batch, right in in_pieces(lambda batch: _is_right(predict(model, batch), batch), batches, device):
             samples += len(right)
             exact += int(right.all(1).sum())
             tokens += int(batch.judged.sum())
@@ -101,66 +96,19 @@ def evaluate(
     return Match(test_set.task.name, test_set.length, mode, samples, exact, tokens, tokens_right, test_set.checksum())
 
 
-def _batch_size(test_set: FrozenSet, budget: int) -> int:
-    """How many samples fit into a budget of tokens; at least one."""
-    width = next(iter(test_set.batches(1))).inputs.shape[1]
-    return max(1, min(test_set.samples, budget // width))
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, with each module's own flag restored in the end."""
-    flags = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in flags:
-            module.training = training
-
-
 Predict = Callable[[Any, Batch], Tensor]
 
 
-def _in_pieces(
-    model: nn.Module, predict: Predict, batches: Iterator[Batch], device: torch.device
-) -> Iterator[tuple[Batch, Tensor]]:
-    """Each piece of each batch and where it is right (B, T), true where nothing is judged.
-
-    After a lack of memory a piece is half as large, and so are those that follow.
-    """
-    largest: int | None = None
-    for batch in batches:
-        waiting = [batch.to(device)]
-        while waiting:
-            piece = waiting.pop()
-            size = len(piece.inputs)
-            if largest is not None and size > largest:
-                waiting += [_take(piece, largest, size), _take(piece, 0, largest)]
-                continue
-            try:
-                right = (predict(model, piece) == piece.targets) | ~piece.judged
-            except torch.cuda.OutOfMemoryError:
-                if size == 1:
-                    raise
-                right = None
-            if right is not None:
-                yield piece, right
-                continue
-            largest = size // 2  # outside the handler: its traceback keeps the tensors that must go
-            torch.cuda.empty_cache()
-            waiting.append(piece)
-
-
-def _take(batch: Batch, first: int, end: int) -> Batch:
-    return Batch(*(field[first:end] for field in batch))
+def _is_right(predicted: Tensor, batch: Batch) -> Tensor:
+    """Where a prediction is right (B, T), true where nothing is judged."""
+    return (predicted == batch.targets) | ~batch.judged
 
 
 def _predict_teacher_forced(model: Any, batch: Batch) -> Tensor:
     """The arg-max (B, T) at the judged positions, given the true tokens up to there; −1 elsewhere."""
     hidden = model.hidden(batch.inputs)[batch.judged]  # (judged, C)
     predicted = torch.full_like(batch.targets, -1)
-    predicted[batch.judged] = torch.cat([model.head(part).argmax(-1) for part in hidden.split(HEAD_ROWS)])
+    predicted[batch.judged] = apply_head(model, hidden, lambda logits: logits.argmax(-1))
     return predicted
 
 

@@ -26,7 +26,7 @@ from compactattn.experiments.length_generalisation import evaluate_run
 from compactattn.memory.released import departs
 from compactattn.report import paper
 from compactattn.report.runs import export, load_results
-from compactattn.training.config import RunConfig
+from compactattn.training.config import RunConfig, vary
 from compactattn.training.interrupt import Interrupted
 
 RELEASED = tuple(  # the rows that the published code computes otherwise than the paper's equations
@@ -48,7 +48,7 @@ def list_configs(tasks: list[str], seeds: list[int], table: str, steps: int, ext
     for row in (row for name, rows in TABLES.items() if table in ("all", name) for row in rows):
         chosen.setdefault(row.variant, row)  # the main table has the most cells
     return [
-        length_gen.vary(
+        vary(
             length_gen.gpu_short(task),
             seed=seed,
             model={

@@ -16,6 +16,7 @@ from compactattn.experiments import length_generalisation as length_gen
 from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.sweep import Job, finish
 from compactattn.training import checkpoint
+from compactattn.training.config import vary
 from compactattn.training.records import read_metrics
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--steps", "6", "--batch", "8", "--device", "cpu"]
@@ -190,7 +191,7 @@ def test_learned_positions_reach_to_the_longest_test(tmp_path):
 
 
 def test_a_sweep_evaluates_the_finished_model_and_not_an_earlier_one(tmp_path):
-    config = length_gen.vary(
+    config = vary(
         length_gen.cpu_quick("copy"),
         model={"layers": 1, "width": 16, "heads": 2},
         training={"steps": 6, "batch": 4, "warmup": 1, "device": "cpu"},

@@ -8,13 +8,13 @@ from compactattn.experiments import length_generalisation as length_gen
 from compactattn.experiments.length_generalisation import evaluate_run
 from compactattn.experiments.runs import open_run
 from compactattn.models.language_model import build
-from compactattn.training.config import RunConfig, RunError
+from compactattn.training.config import RunConfig, RunError, vary
 
 
 def tiny(task="mqmtar", **training):
     config = length_gen.cpu_quick(task)
     model = {"layers": 1, "width": 16, "heads": 2, "slots": 8}
-    return length_gen.vary(config, model=model, training={"steps": 4, "batch": 8, "warmup": 1, "device": "cpu", **training})
+    return vary(config, model=model, training={"steps": 4, "batch": 8, "warmup": 1, "device": "cpu", **training})
 
 
 @pytest.mark.parametrize("task", ["mqmtar", "sort", "reverse", "copy"])
@@ -40,9 +40,9 @@ def test_the_paper_preset_is_the_published_recipe():
 
 def test_a_variant_changes_only_what_it_names():
     base = length_gen.gpu_short("mqmtar")
-    varied = length_gen.vary(base, seed=3, model={"kernel": "biweight"})
+    varied = vary(base, seed=3, model={"kernel": "biweight"})
     assert asdict(varied) == {**asdict(base), "seed": 3, "model": {**asdict(base.model), "kernel": "biweight"}}
-    assert length_gen.vary(length_gen.paper("sort"), training={"steps": 1000}).training.warmup == 100
+    assert vary(length_gen.paper("sort"), training={"steps": 1000}).training.warmup == 100
 
 
 def test_a_run_trains_and_is_evaluated_where_it_was_told_to(tmp_path):

@@ -13,6 +13,9 @@ from tyro.extras import SubcommandApp
 from compactattn.kernels import Kernel, parse
 
 app = SubcommandApp()  # a command is a function under @app.command: its arguments are the options, its docstring the help
+train, sweep = SubcommandApp(), SubcommandApp()  # each experiment adds its own command to both
+app.command(train, name="train", help="Train one model: compactattn train length-gen --help")
+app.command(sweep, name="sweep", help="Train, evaluate and report several: compactattn sweep length-gen --help")
 FREE_WIDTH = 1000  # more columns than any table needs
 
 

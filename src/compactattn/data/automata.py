@@ -9,9 +9,10 @@ Shapes: N automata, S states, E edges of a state, A letters.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from functools import cached_property
+from string import ascii_letters
 
 import numpy as np
 
@@ -77,6 +78,21 @@ class RegularLanguages:
     @property
     def draws(self) -> Draws:
         return Draws(f"regbench|{self.seed}")
+
+    @property
+    def signs(self) -> str:
+        """What each token is written as: letters from a on, | and the dot of padding."""
+        return ascii_letters[: self.letters[1]] + "|."
+
+    def render(self, tokens: Iterable[int]) -> str:
+        return "".join(self.signs[token] for token in tokens)
+
+    def read(self, text: str) -> list[int]:
+        """The tokens of strings such as "cafca|caf|ch"."""
+        for sign in text:
+            if sign not in self.signs[:-1]:
+                raise ValueError(f"{sign!r} in {text!r} is no letter from a to {self.signs[self.letters[1] - 1]}, nor |")
+        return [self.signs.index(sign) for sign in text]
 
 
 @dataclass(frozen=True, eq=False)

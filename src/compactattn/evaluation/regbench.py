@@ -148,7 +148,7 @@ def evaluate(
     with evaluating(model), torch.inference_mode():
         for batch, probabilities in in_pieces(lambda batch: _probabilities(model, batch), batches, device):
             first = total.samples if total else 0
-            found = score(probabilities, _legal(examples, first, len(probabilities)), batch.to("cpu"))
+            found = score(probabilities, _legal(examples, first, len(probabilities)).to(device), batch)
             total = total + found if total else found
             if progress is not None:
                 progress(total.samples, examples.samples)
@@ -169,9 +169,9 @@ def evaluate_predictor(predict: Predictor, examples: Examples) -> Score:
 
 
 def _probabilities(model: Any, batch: Batch) -> Tensor:
-    """(B, T, V) on the CPU: the sums are the same wherever the model runs, and the vocabulary is small."""
+    """(B, T, V) in float64."""
     hidden = model.hidden(batch.inputs)
-    logits = apply_head(model, hidden.flatten(0, 1), lambda logits: logits.float().cpu())
+    logits = apply_head(model, hidden.flatten(0, 1), lambda logits: logits)
     return logits.double().softmax(-1).unflatten(0, hidden.shape[:2])
 
 

@@ -89,19 +89,6 @@ def _known(task: str) -> str:
     return task
 
 
-def vary(
-    config: RunConfig, *, seed: int | None = None, model: Mapping[str, Any] = {}, training: Mapping[str, Any] = {}
-) -> RunConfig:
-    """The config with other fields. Fewer steps than the warm-up shorten the warm-up to a tenth of them."""
-    changed = replace(config.training, **{**_shorten(config.training, training), **training})
-    return replace(config, seed=config.seed if seed is None else seed, model=replace(config.model, **model), training=changed)
-
-
-def _shorten(old: TrainingConfig, changes: Mapping[str, Any]) -> dict[str, int]:
-    steps = changes.get("steps", old.steps)
-    return {"warmup": steps // 10} if old.warmup >= steps else {}
-
-
 # -- from a config to a model and its results ----------------------------------------------------
 
 
@@ -136,6 +123,13 @@ def default_lengths(config: RunConfig) -> Sequence[int]:
 
 def open_test_set(config: RunConfig, length: int, samples: int = 1000) -> TestSet:
     return TestSet(Data.of(config).make_task(), length, samples)
+
+
+def example(config: RunConfig) -> tuple[list[int], list[str]]:
+    """The tokens that a model reads of the first test sequence, and the words to show for them."""
+    data = Data.of(config)
+    tokens = [int(token) for token in open_test_set(config, data.longest).tokens(0, 1)[0, :-1]]
+    return tokens, [data.make_task().render([token]) for token in tokens]
 
 
 Progress = Callable[[int, int, int], None]  # length, samples done, samples in all

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from compactattn.experiments import length_generalisation
+from compactattn.experiments import in_context, length_generalisation
 from compactattn.training.config import RunConfig, RunError
 from compactattn.training.loop import Summary
 
@@ -23,12 +23,18 @@ class Experiment(Protocol):
         """Trains the model of a config."""
         ...
 
+    def example(self, config: RunConfig) -> tuple[list[int], list[str]]:
+        """The tokens that a model reads of the first test example, and the words to show for them."""
+        ...
+
     def complete_evaluation(self, config: RunConfig, folder: Path, samples: int, device: str = "auto") -> None:
         """Evaluates a trained run where it has not been."""
         ...
 
 
-EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType({module.NAME: module for module in (length_generalisation,)})
+EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
+    {module.NAME: module for module in (length_generalisation, in_context)}
+)
 
 
 def experiment_of(config: RunConfig) -> Experiment:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from compactattn.models.config import ModelConfig
@@ -115,6 +115,19 @@ class RunConfig:
         except ValueError as error:
             raise ValueError(f"not JSON: {error}") from None
         return cast(RunConfig, _read(RunConfig, values, ""))
+
+
+def vary(
+    config: RunConfig, *, seed: int | None = None, model: Mapping[str, Any] = {}, training: Mapping[str, Any] = {}
+) -> RunConfig:
+    """The config with other fields. Fewer steps than the warm-up shorten the warm-up to a tenth of them."""
+    changed = replace(config.training, **{**_shorten(config.training, training), **training})
+    return replace(config, seed=config.seed if seed is None else seed, model=replace(config.model, **model), training=changed)
+
+
+def _shorten(old: TrainingConfig, changes: Mapping[str, Any]) -> dict[str, int]:
+    steps = changes.get("steps", old.steps)
+    return {"warmup": steps // 10} if old.warmup >= steps else {}
 
 
 def differences(old: RunConfig, new: RunConfig, ignore: tuple[str, ...] = ()) -> list[str]:

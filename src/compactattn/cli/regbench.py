@@ -1,0 +1,287 @@
+"""Commands of RegBench: train and sweep, and the search for a recipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich import box
+from rich.table import Table
+
+from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folder, sweep, train
+from compactattn.cli.work import (
+    finish_jobs,
+    fit_to_machine,
+    has_gpu,
+    progress,
+    read_numbers,
+    split_names,
+    train_run,
+    write_page,
+)
+from compactattn.data.regbench import Split
+from compactattn.evaluation.regbench import Score
+from compactattn.experiments import in_context
+from compactattn.experiments.runs import open_run, read_evaluation
+from compactattn.experiments.sweep import Job
+from compactattn.models.config import Architecture
+from compactattn.models.generation import generate
+from compactattn.models.language_model import build, count_parameters
+from compactattn.training.config import RunConfig, vary
+from compactattn.training.distributed import leads
+
+Preset = Literal["cpu-quick", "gpu-short", "paper"]
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+@train.command(name="regbench")
+def train_regbench(
+    model: Architecture = "mosaic",
+    kernel: str = "gaussian",
+    examples: int = 1000,
+    preset: Preset = "cpu-quick",
+    recipe: Path | None = None,
+    seed: int = 0,
+    epochs: int | None = None,
+    patience: int | None = None,
+    rate: float | None = None,
+    decay: float | None = None,
+    layers: int | None = None,
+    width: int | None = None,
+    heads: int | None = None,
+    precision: Literal["fp32", "bf16"] | None = None,
+    compile: Literal["none", "parts", "whole"] | None = None,
+    graph: bool | None = None,
+    device: str = "auto",
+    out: Path | None = None,
+    evaluate: bool = True,
+    tensorboard: bool = False,
+) -> None:
+    """Train a model to learn regular languages in context, and test it on languages it has never seen.
+
+    compactattn train regbench --model mosaic --kernel biweight --examples 1000
+
+    compactattn train regbench --model mamba --examples 2500 --preset paper
+
+    Each example holds 10 to 19 strings of a random automaton of its own. The weights of the epoch with the lowest
+    validation loss are kept. Ctrl-C saves; `compactattn resume RUN` goes on from there.
+
+    Args:
+        model: A Memory Mosaic, a transformer with learned positions, or a recurrent mixer with an MLP (Mamba without).
+        kernel: Of a mosaic or a transformer; any of `compactattn kernels`, as in "relumax(r=2)".
+        examples: Languages to train on, one example each.
+        preset: cpu-quick (small languages and models, minutes on two cores), gpu-short (the published data, at most 100
+            epochs) or paper (200 epochs).
+        recipe: A recipe.json of `compactattn sweep regbench --search`, in place of the preset's size and weight decay.
+        seed: Of the first weights and of the order of the examples; the languages are the same for every seed.
+        epochs: At most; the preset's if not given.
+        patience: Epochs without a lower validation loss after which training stops; 0 stands for never.
+        rate: The highest learning rate.
+        decay: Weight decay.
+        layers: Number of blocks.
+        width: Of the model.
+        heads: Of each block.
+        precision: bf16 runs matrix products in bfloat16 under autocast.
+        compile: torch.compile for what surrounds attention (parts) or for everything (whole).
+        graph: Replay updates as a CUDA graph, faster for small models.
+        device: auto, cpu, cuda or cuda:1.
+        out: The run's folder; by default runs/regbench/MODEL-KERNEL-EXAMPLES-SEED.
+        evaluate: Test the model on the held-out languages.
+        tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
+    """
+    given = {"layers": layers, "width": width, "heads": heads}
+    training = {"patience": patience, "rate": rate, "decay": decay, "precision": precision, "compile": compile, "graph": graph,
+                "device": device}  # fmt: skip
+    config = configure(model, kernel, examples, preset, seed, epochs, recipe, given, training)
+    folder = out or Path("runs") / in_context.NAME / name_run(config)
+    with torch.device("meta"):
+        print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
+    train_run(config, folder, resume=False, tensorboard=tensorboard)
+    if evaluate and leads():
+        evaluate_and_show(folder, device)
+        print(f"\nNext: compactattn report {folder} --out report")
+
+
+@sweep.command(name="regbench")
+def sweep_regbench(
+    models: str = "mosaic:gaussian,mosaic:sparsemax,transformer,gla",
+    examples: str = "1000",
+    seeds: int = 1,
+    preset: Preset = "cpu-quick",
+    search: bool = False,
+    recipe: Path | None = None,
+    epochs: int | None = None,
+    device: str = "auto",
+    jobs: int = 0,
+    out: Path = Path("runs/regbench-sweep"),
+) -> None:
+    """Train every model on every number of examples, test each on unseen languages, and write one report.
+
+    compactattn sweep regbench --models "mosaic:gaussian,mosaic:relumax(r=2),transformer,gla" --examples 1000,2500 --seeds 3
+
+    compactattn sweep regbench --search --models mosaic:gaussian --preset paper --out runs/search
+
+    What is finished is not done again: after Ctrl-C the same command goes on.
+
+    Args:
+        models: Names separated by commas: mosaic:KERNEL, transformer, transformer:KERNEL, s4d, h3, gla, retnet, mamba.
+        examples: Numbers of training examples separated by commas; the paper's are 1000,2500,5000,10000,20000,40000.
+        seeds: How many, counted from 0.
+        preset: cpu-quick, gpu-short or paper; see `compactattn train regbench --help`.
+        search: Train the first model at each point of the paper's search space (weight decay, depth, width, heads) instead,
+            and write the point with the lowest validation loss to OUT/recipe.json.
+        recipe: Such a file, for every mosaic of the sweep: chosen for one kernel and reused for the others, as in the paper.
+        epochs: At most; the preset's if not given.
+        device: auto, cpu, cuda or cuda:1.
+        jobs: Runs side by side; 0 is four on a GPU, which small models leave idle, and one for each core on a CPU.
+        out: Folder of the runs; the report goes to its subfolder report.
+    """
+    if seeds < 1 or jobs < 0:
+        raise UsageError(f"seeds = {seeds} must be at least 1, jobs = {jobs} at least 0")
+    numbers = read_numbers(examples, "examples")
+    variants = [read_variant(name) for name in split_names(models)]
+    if not variants:
+        raise UsageError("name at least one model, as in --models mosaic:gaussian,gla")
+    configs = [
+        configure(model, kernel, number, preset, seed, epochs, recipe if model == "mosaic" else None, {}, {"device": device})
+        for seed in range(seeds)
+        for number in numbers
+        for model, kernel in variants
+    ]
+    if search:
+        configs = list(in_context.list_grid(configs[0]))
+    prepare_folder(out)
+    todo = [Job(config, out / (name_point(config) if search else name_run(config)), 0, device) for config in configs]
+    finish_jobs(todo, jobs or (min(4, len(todo)) if has_gpu(device) else min(len(todo), os.cpu_count() or 1)))
+    if search:
+        print_search(todo, out)
+        return
+    page = write_page([job.folder for job in todo], out / "report", device)
+    print_sweep(todo)
+    print(f"\nReport: {page}")
+
+
+# -- configs -------------------------------------------------------------------------------------
+
+
+def configure(
+    model: str, kernel: str, examples: int, preset: str, seed: int, epochs: int | None, recipe: Path | None,
+    given: Mapping[str, Any], training: Mapping[str, Any],
+) -> RunConfig:  # fmt: skip
+    """The preset with the recipe and then with what was asked for in place of its own; what is None stays."""
+    parse_kernel(kernel)
+    try:
+        base = fit_to_machine(in_context.PRESETS[preset](model, examples), training.get("device") or "auto")
+        if epochs is not None:
+            steps = epochs * examples // base.training.batch
+            base = vary(base, training={"steps": steps, "warmup": steps // 10})
+        if recipe is not None:
+            base = in_context.apply_recipe(base, recipe)
+        return vary(
+            base,
+            seed=seed,
+            model={"kernel": kernel} | {name: value for name, value in given.items() if value is not None},
+            training={name: value for name, value in training.items() if value is not None},
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def read_variant(name: str) -> tuple[str, str]:
+    """Model and kernel of a name such as "mosaic:sparsemax" or "gla"."""
+    model, _, kernel = name.partition(":")
+    if model not in in_context.RECIPES:
+        raise UsageError(f"model {model!r} is unknown; choose among {', '.join(in_context.RECIPES)}")
+    if kernel and model not in in_context.WITH_KERNEL:
+        raise UsageError(f"{name!r}: a {model} has no kernel; only {' and '.join(in_context.WITH_KERNEL)} have one")
+    return model, kernel or "gaussian"
+
+
+def describe(config: RunConfig) -> str:
+    model = config.model
+    kernel = f":{model.kernel}" if model.architecture in in_context.WITH_KERNEL else ""
+    return f"{model.architecture}{kernel}, {model.layers} layers, width {model.width}, {config.data['examples']:,} examples"
+
+
+def name_run(config: RunConfig) -> str:
+    """A folder's name for people; nothing is ever read out of it."""
+    model = config.model
+    kernel = [re.sub(r"[^A-Za-z0-9.]+", "-", model.kernel).strip("-")] if model.architecture in in_context.WITH_KERNEL else []
+    return "-".join([model.architecture, *kernel, str(config.data["examples"]), str(config.seed)])
+
+
+def name_point(config: RunConfig) -> str:
+    model = config.model
+    return f"{name_run(config)}-layers{model.layers}-width{model.width}-heads{model.heads}-decay{config.training.decay:g}"
+
+
+# -- what they print -----------------------------------------------------------------------------
+
+
+def evaluate_and_show(folder: Path, device: str, split: Split = "test") -> None:
+    """Accuracy and TVD on the held-out languages, printed and kept."""
+    with progress() as bar:
+        task = bar.add_task("evaluating")
+        found = in_context.evaluate_run(
+            folder, split, device, lambda done, total: bar.update(task, completed=done, total=total)
+        )
+    print_score(found)
+
+
+def print_score(score: Score) -> None:
+    table = Table("positions", "accuracy, %", "TVD, %", "number", box=box.SIMPLE_HEAD, show_edge=False)
+    tallies = (("all", score.every), ("not before a separator", score.inside), ("the last of each example", score.last))
+    for name, tally in tallies:
+        table.add_row(name, f"{100 * tally.accuracy:.1f}", f"{100 * tally.tvd:.1f}", f"{tally.positions:,}")
+    console().print(table)
+
+
+def print_sweep(todo: Sequence[Job]) -> None:
+    """Accuracy and TVD of every run on the test set."""
+    table = Table("model", "examples", "seed", "accuracy, %", "TVD, %", "best epoch", box=box.SIMPLE_HEAD, show_edge=False)
+    for job in todo:
+        row = next(row for row in read_evaluation(job.folder) if row["split"] == "test")
+        shown = f"{100 * row['right'] / row['positions']:.1f}", f"{100 * row['tvd']:.1f}", f"{row['epoch']:.0f}"
+        name = describe(job.config).split(",")[0]
+        table.add_row(name, f"{job.config.data['examples']:,}", str(job.config.seed), *shown)
+    console().print(table)
+
+
+def print_search(todo: Sequence[Job], out: Path) -> None:
+    """The points of the search space, the best first, which is also written down."""
+    ranked = sorted(todo, key=lambda job: in_context.best_validation(job.folder).loss)
+    table = Table("layers", "width", "heads", "decay", "validation loss", "parameters", box=box.SIMPLE_HEAD, show_edge=False)
+    for job in ranked:
+        model, loss = job.config.model, in_context.best_validation(job.folder).loss
+        with torch.device("meta"):
+            size = count_parameters(build(model))
+        numbers = (str(n) for n in (model.layers, model.width, model.heads, job.config.training.decay))
+        table.add_row(*numbers, f"{loss:.4f}", f"{size:,}")
+    console().print(table)
+    path = out / "recipe.json"
+    path.write_text(json.dumps(in_context.write_recipe(ranked[0].config), indent=2) + "\n")
+    print(f"\nThe best is in {path}; use it with: compactattn sweep regbench --recipe {path}")
+
+
+def answer(run: Path, prompt: str, tokens: int, temperature: float, seed: int, device: str) -> None:
+    """Prints strings of a language and how the model goes on; of a test language, also which of its letters are legal."""
+    trained = open_run(run, device)
+    try:
+        start = in_context.begin(trained.config, prompt, seed)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    given = torch.tensor([start.tokens], device=trained.device)
+    print(f"prompt  {start.languages.render(start.tokens)}")
+    print("model   ", end="", flush=True)
+    said = []
+    for token in generate(trained.model, given, tokens, temperature=temperature, seed=seed):
+        said.append(int(token))
+        print(start.languages.render(said[-1:]), end="", flush=True)
+    legal = start.judge(said)
+    print(f"\nlegal   {''.join('+' if right else '-' for right in legal)}" if legal else "")

@@ -1,0 +1,250 @@
+"""RegBench: learning a regular language from a few of its strings, in context (paper §4.2, Table 1).
+
+A preset is a function from a model's name and a number of training examples to a complete config; a variant changes fields of
+it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from torch import nn
+
+from compactattn.data.automata import RegularLanguages
+from compactattn.data.draws import Array
+from compactattn.data.regbench import Epochs, RegBench, Split, load_regbench
+from compactattn.evaluation.regbench import Score, evaluate
+from compactattn.experiments.runs import open_run, read_data, read_evaluation, write_evaluation
+from compactattn.models.config import ModelConfig
+from compactattn.models.language_model import build
+from compactattn.training.config import RunConfig, RunError, TrainingConfig, vary
+from compactattn.training.loop import Summary, train
+from compactattn.training.records import read_metrics
+from compactattn.training.selection import Selection
+
+NAME = "regbench"
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run is trained on: how many examples, and what differs from the published languages."""
+
+    examples: int
+    changes: Mapping[str, Any]
+
+    @staticmethod
+    def of(config: RunConfig) -> Data:
+        """The data of a config; a ValueError names what is wrong."""
+        return cast(Data, read_data(Data, config, NAME))
+
+    def make_languages(self) -> RegularLanguages:
+        changes: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in self.changes.items()}
+        try:
+            return RegularLanguages(**changes)
+        except TypeError as error:
+            raise ValueError(f"data.changes: {error}") from None
+
+    def open(self) -> RegBench:
+        return load_regbench(self.examples, self.make_languages())
+
+
+# -- configs -------------------------------------------------------------------------------------
+
+
+class Recipe(NamedTuple):
+    """The size of a model and what keeps it from learning its examples by heart."""
+
+    layers: int
+    heads: int
+    width: int = 128
+    decay: float = 0.1
+    dropout: float = 0.0
+    embedding_dropout: float = 0.1
+
+
+# of the benchmark, but for the mosaic's, which is the paper's
+RECIPES: Mapping[str, Recipe] = {
+    "mosaic": Recipe(2, 8, dropout=0.05, embedding_dropout=0.0),
+    "transformer": Recipe(8, 2),
+    "retnet": Recipe(2, 4),
+    "gla": Recipe(4, 1),
+    "h3": Recipe(2, 1),
+    "s4d": Recipe(2, 1),
+    "mamba": Recipe(4, 1),
+}
+WITH_KERNEL = ("mosaic", "transformer")
+GRID: Mapping[str, tuple[Any, ...]] = {  # Table "Hyperparameter space for the in-context learning experiment"
+    "decay": (1e-1, 1e-2),
+    "layers": (2, 4, 8),
+    "width": (32, 128, 256),
+    "heads": (1, 2, 4, 8),
+}
+
+
+def paper(model: str, examples: int) -> RunConfig:
+    """The published recipe, 200 epochs: minutes to an hour on a GPU."""
+    return _configure(model, Data(examples, {}), epochs=200, batch=32, patience=40)
+
+
+def gpu_short(model: str, examples: int) -> RunConfig:
+    """The same for at most 100 epochs, and less patience."""
+    return _configure(model, Data(examples, {}), epochs=100, batch=32, patience=15)
+
+
+def cpu_quick(model: str, examples: int) -> RunConfig:
+    """Small languages, short examples and a narrow model: a minute or two on two CPU cores."""
+    changes = {"states": [4, 6], "letters": [4, 8], "strings": [6, 10], "string_length": [1, 12]}
+    config = _configure(model, Data(examples, changes), epochs=30, batch=32, patience=0)
+    layers = {"transformer": 2, "gla": 2}.get(model, config.model.layers)
+    training = {"rate": 3e-3, "final_rate": 3e-4, "precision": "fp32", "compile": "none", "graph": False}
+    return vary(config, model={"width": 64, "layers": layers}, training=training)
+
+
+PRESETS: dict[str, Callable[[str, int], RunConfig]] = {"cpu-quick": cpu_quick, "gpu-short": gpu_short, "paper": paper}
+
+
+def _configure(model: str, data: Data, *, epochs: int, batch: int, patience: int) -> RunConfig:
+    """AdamW, warm-up over a tenth of training, a cosine to a tenth of the rate; validated after every epoch."""
+    if model not in RECIPES:
+        raise ValueError(f"model {model!r} is unknown; choose one of {', '.join(RECIPES)}")
+    if data.examples < batch:
+        raise ValueError(f"examples = {data.examples} do not fill a batch of {batch}; train on at least that many")
+    recipe, languages = RECIPES[model], data.make_languages()
+    steps, epoch = epochs * data.examples // batch, data.examples // batch
+    training = TrainingConfig(
+        steps=steps, batch=batch, rate=5e-4, final_rate=5e-5, warmup=steps // 10, decay=recipe.decay, betas=(0.9, 0.999),
+        precision="bf16", compile="parts", graph=True, log_every=max(1, epoch // 4), checkpoint_every=5 * epoch,
+        validate_every=epoch, patience=patience,
+    )  # fmt: skip
+    learned = {"positions": "learned", "longest": languages.longest} if model == "transformer" else {}
+    settings: dict[str, Any] = {
+        "layers": recipe.layers, "width": recipe.width, "heads": recipe.heads, "dropout": recipe.dropout,
+        "embedding_dropout": recipe.embedding_dropout, **learned,
+    }  # fmt: skip
+    return RunConfig(NAME, 0, ModelConfig(languages.vocab, architecture=cast(Any, model), **settings), training, asdict(data))
+
+
+def list_grid(config: RunConfig) -> Iterator[RunConfig]:
+    """The config at every point of the paper's search space."""
+    for values in product(*GRID.values()):
+        point = dict(zip(GRID, values, strict=True))
+        yield vary(
+            config, model={name: point[name] for name in ("layers", "width", "heads")}, training={"decay": point["decay"]}
+        )
+
+
+def write_recipe(config: RunConfig) -> dict[str, Any]:
+    """What a search has chosen, to be written down and applied to other kernels."""
+    model, training = asdict(config.model), asdict(config.training)
+    return {name: (training if name == "decay" else model)[name] for name in GRID}
+
+
+def apply_recipe(config: RunConfig, path: Path) -> RunConfig:
+    """The config with the size and the weight decay of a file that a search wrote."""
+    try:
+        recipe = json.loads(path.read_text(encoding="utf-8"))
+        decay, *sizes = (recipe[name] for name in GRID)
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is no recipe ({error!r}); a recipe has {', '.join(GRID)}") from None
+    return vary(config, model=dict(zip(list(GRID)[1:], sizes, strict=True)), training={"decay": decay})
+
+
+def epoch_of(config: RunConfig, step: int) -> float:
+    """How often the training examples have been seen."""
+    return step * config.training.batch / Data.of(config).examples
+
+
+# -- from a config to a model and its results ----------------------------------------------------
+
+
+def run(
+    config: RunConfig, folder: Path, *, resume: bool = False, show_progress: bool = True, tensorboard: bool = False
+) -> Summary:
+    """Trains the model of a config; the epoch of the lowest validation loss is the one that is used."""
+    data = Data.of(config).open()
+
+    def validate(model: nn.Module) -> dict[str, float]:
+        found = evaluate(model, data.validation)
+        return {"loss": found.loss, "accuracy": found.every.accuracy, "tvd": found.every.tvd}
+
+    return train(
+        config, build(config.model, config.seed), Epochs(data.train, config.seed), folder,
+        resume=resume, validate=validate, show_progress=show_progress, tensorboard=tensorboard,
+    )  # fmt: skip
+
+
+def evaluate_run(
+    folder: Path, split: Split = "test", device: str = "auto", progress: Callable[[int, int], None] | None = None
+) -> Score:
+    """Accuracy and TVD of a run on a split, also written to its evaluation.jsonl."""
+    trained = open_run(folder, device)
+    try:
+        data = Data.of(trained.config)
+        examples = getattr(data.open(), split)
+    except ValueError as error:
+        raise RunError(f"{folder}: {error}") from error
+    with trained.evaluating():
+        found = evaluate(trained.model, examples, progress=progress)
+    facts = {"examples": data.examples, "seed": trained.config.seed, "step": trained.step, "precision": trained.precision}
+    write_evaluation(folder, [found.to_row(**facts, epoch=round(epoch_of(trained.config, trained.step), 2))])
+    return found
+
+
+def example(config: RunConfig) -> tuple[list[int], list[str]]:
+    """The tokens that a model reads of the first test example, and the letters to show for them."""
+    test = Data.of(config).open().test
+    tokens = test.tokens[0, : test.lengths[0] - 1].tolist()
+    return tokens, [test.languages.render([token]) for token in tokens]
+
+
+class Beginning(NamedTuple):
+    """Strings to go on from and, where they are of a test language, its edges (S, A) and the state they lead to."""
+
+    tokens: list[int]
+    languages: RegularLanguages
+    edges: Array | None = None
+    state: int = 0
+
+    def judge(self, tokens: Sequence[int]) -> list[bool]:
+        """Which of the tokens that follow are legal, up to the first that is not; nothing where the language is not known."""
+        found: list[bool] = []
+        state = self.state
+        while self.edges is not None and state >= 0 and len(found) < len(tokens):
+            token = tokens[len(found)]
+            state = (
+                0 if token == self.languages.separator else int(self.edges[state, token]) if token < self.edges.shape[1] else -1
+            )
+            found.append(state >= 0)
+        return found
+
+
+def begin(config: RunConfig, prompt: str, number: int) -> Beginning:
+    """What a person typed, or the first half of a test example."""
+    data = Data.of(config)
+    languages = data.make_languages()
+    if prompt:
+        return Beginning(languages.read(prompt), languages)
+    test = data.open().test
+    row = number % test.samples
+    half = int(test.lengths[row]) // 2
+    edges = test.automata[row : row + 1].tables(languages.letters[1])[0]
+    return Beginning(test.tokens[row, :half].tolist(), languages, edges, int(test.states[row, half - 1]))
+
+
+def best_validation(folder: Path) -> Selection:
+    """The lowest validation loss of a run."""
+    return Selection.of(read_metrics(folder), 0, 2**62)
+
+
+def complete_evaluation(config: RunConfig, folder: Path, samples: int = 0, device: str = "auto") -> None:
+    """Evaluates a trained run on the test set, all of it, where it has not been."""
+    done = {row["step"] for row in read_evaluation(folder) if row.get("split") == "test"}
+    if best_validation(folder).step not in done:
+        evaluate_run(folder, device=device)

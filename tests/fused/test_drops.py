@@ -1,4 +1,4 @@
-"""Dropout in the Triton kernels: the mask of the definition to the bit, and every gradient under it, in Triton's interpreter."""
+"""Dropout in the Triton kernels, interpreted: the mask of the definition to the bit, and every gradient under it."""
 
 import pytest
 import torch
@@ -13,15 +13,13 @@ from compactattn.masks import resolve
 pytestmark = [pytest.mark.usefixtures("poisoned"), pytest.mark.filterwarnings("ignore::RuntimeWarning")]  # NumPy's
 
 KERNELS = [
-    "gaussian", "epanechnikov", "biweight", "triweight", "entmax(1.7)", "norm_relu", "relumax(r=2, b=2)", "relumax(r=1.5)",
-    "topk_softmax(5)", "topk_epanechnikov(6)", "ball", "truncated_gaussian(1.5)",
+    "gaussian", "epanechnikov", "biweight", "entmax(1.7)", "norm_relu", "relumax(r=2, b=2)", "topk_epanechnikov(6)", "ball",
 ]  # fmt: skip
 P = 0.3
-NORMAL = Case(2, 4, 2, 40, 40, 5, 7, (32, 16), Causal(1))
+NORMAL = Case(1, 2, 1, 18, 20, 5, 3, (16, 16), Causal())
 
 
-@pytest.mark.parametrize("seed", [0, 1, 12345])
-@pytest.mark.parametrize("blocks", [(16, 16), (32, 16), (16, 64)])
+@pytest.mark.parametrize(("blocks", "seed"), [((16, 16), 0), ((32, 64), 12345)])
 def test_the_mask_is_that_of_the_definition_to_the_bit(blocks, seed, cut):
     """Equal scores and values one at a time show every weight; nothing in reach is uniform, which is another piece of code."""
     cut(*blocks)
@@ -44,44 +42,42 @@ def test_output_and_every_gradient_agree_with_the_reference(kernel, cut):
     check(*draw(NORMAL), kernel, NORMAL.mask, dropout=P)
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", "epanechnikov", "biweight", "triweight", "norm_relu", "relumax"])
+@pytest.mark.parametrize("kernel", ["gaussian", "biweight", "norm_relu"])
 def test_half_precision_agrees_with_the_reference(kernel, cut):
     """Where a row has two numbers of its own, keys lie along the first axis of a tile."""
-    cut(32, 16)
-    case = Case(1, 2, 1, 40, 40, 16, 8, (32, 16), Causal())
+    cut(16, 16)
+    case = Case(1, 2, 1, 18, 20, 16, 8, (16, 16), Causal())
     check(*draw(case, torch.float16), kernel, case.mask, dropout=P)
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", "biweight", "norm_relu", "relumax", "topk_epanechnikov(9)"])
+@pytest.mark.parametrize("kernel", ["biweight", "relumax"])
 def test_a_bias_and_its_gradient_agree_with_the_reference(kernel, cut):
     cut(16, 16)
-    case = Case(2, 2, 1, 18, 20, 5, 3, (16, 16), ALiBi())
+    case = Case(2, 1, 1, 18, 20, 5, 3, (16, 16), ALiBi())
     allowed = torch.rand((18, 20), generator=torch.Generator().manual_seed(2)) < 0.7
-    for shape in ((1, 2, 18, 20), (1, 1, 1, 20)):
-        bias = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-        check(*draw(case), kernel, case.mask & Allowed(allowed), bias=bias, dropout=P)
+    bias = torch.randn((1, 1, 18, 20), generator=torch.Generator().manual_seed(1))
+    check(*draw(case), kernel, case.mask & Allowed(allowed), bias=bias, dropout=P)
 
 
 def test_a_learned_alpha_and_its_gradient_agree_with_the_reference(cut):
     cut(16, 16)
-    case = Case(1, 2, 1, 18, 35, 5, 3, (16, 16), Causal())
+    case = Case(1, 2, 1, 10, 18, 5, 3, (16, 16), Causal())
     check(*draw(case), None, case.mask, alpha=torch.tensor([1.2, 1.7]), dropout=P)
 
 
-@pytest.mark.parametrize("kernel", ["biweight", "relumax", "ball", "topk_epanechnikov(4)"])
+@pytest.mark.parametrize("kernel", ["biweight", "relumax"])
 def test_skipping_tiles_changes_nothing(kernel, cut, monkeypatch):
     """A tile whose weights are all dropped is not one that holds none: its keys have a gradient."""
     cut(16, 16)
     monkeypatch.setattr(launch, "TRACK_FROM", 1)
-    (q, k, v, _), do = draw(Case(1, 1, 1, 18, 60, 16, 16, (16, 16), None))
+    (q, k, v, _), do = draw(Case(1, 1, 1, 10, 60, 16, 16, (16, 16), None))
     check((q, k, v, torch.tensor([3.0])), do, kernel, Causal(1), dropout=0.8)
 
 
-@pytest.mark.parametrize("kernel", ["biweight", "norm_relu"])
-def test_the_answer_does_not_hang_on_the_tiles_or_the_rest_of_the_batch(kernel, cut):
-    inputs, do = draw(Case(2, 2, 1, 40, 40, 8, 8, (0, 0), None))
+def test_the_answer_does_not_hang_on_the_tiles_or_the_rest_of_the_batch(cut):
+    kernel, (inputs, do) = "norm_relu", draw(Case(2, 1, 1, 20, 20, 8, 8, (0, 0), None))
     found = []
-    for blocks in ((16, 16), (32, 16), (64, 64)):
+    for blocks in ((16, 16), (32, 32)):
         cut(*blocks)
         found.append(run(inputs, do, kernel, Causal(), "fused", dropout=P))
     for other in found[1:]:

@@ -124,6 +124,7 @@ class Drawn(NamedTuple):
     do: torch.Tensor
     mask: object  # of everything but the bias
     kernel: str
+    dropout: float = 0.0
 
 
 def draw(case):
@@ -183,7 +184,8 @@ def run(drawn, backend, dtype=None):
     if dtype == torch.float64:
         inputs["s"] = q.new_zeros((*q.shape[:3], k.shape[2])).requires_grad_()
         mask = Bias(inputs["s"]) if mask is None else mask & Bias(inputs["s"])
-    out = attend(q, k, v, kernel, scale=scale, mask=mask, backend=backend)
+    torch.manual_seed(0)  # every run drops the same weights
+    out = attend(q, k, v, kernel, scale=scale, mask=mask, dropout=drawn.dropout, backend=backend)
     gradients = torch.autograd.grad(out, list(inputs.values()), drawn.do.to(out.dtype))
     return {"out": out.detach(), **{f"d{name}": x for name, x in zip(inputs, gradients, strict=True)}}
 

@@ -22,11 +22,11 @@ def fused(drawn):
         return None, refusal[1]
 
 
-def judge_all(cases):
+def judge_all(cases, dropout=0.0):
     """What the summary prints of these cases; `faults` are those that err too much."""
     found = {"cases": 0, "rows": 0, "left": 0, "refused": {}, "worst": {}, "faults": []}
     for case in cases:
-        drawn = draw(case)
+        drawn = draw(case)._replace(dropout=dropout)
         clear = clear_rows(drawn)
         drawn.do[~clear] = 0
         ours, refusal = fused(drawn)

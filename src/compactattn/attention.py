@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from compactattn import reference, rows
+from compactattn.dropout import Dropout, check_rate, draw_seed
 from compactattn.fused import launch
 from compactattn.kernels import RULES, Fixed, Kernel, Nearest, decode_rule, encode, parse, values_are_free
 from compactattn.masks import Mask, MaskLike, View, resolve
@@ -39,12 +40,12 @@ class Readout(NamedTuple):
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, kernel: Kernel | str = ..., *, scale: float | Tensor | None = None,
-    mask: MaskLike = None, backend: str = "auto", return_readout: Literal[False] = False,
+    mask: MaskLike = None, dropout: float = 0.0, backend: str = "auto", return_readout: Literal[False] = False,
 ) -> Tensor: ...  # fmt: skip
 @overload
 def attend(
     q: Tensor, k: Tensor, v: Tensor, kernel: Kernel | str = ..., *, scale: float | Tensor | None = None,
-    mask: MaskLike = None, backend: str = "auto", return_readout: Literal[True],
+    mask: MaskLike = None, dropout: float = 0.0, backend: str = "auto", return_readout: Literal[True],
 ) -> tuple[Tensor, Readout]: ...  # fmt: skip
 def attend(
     q: Tensor,
@@ -54,6 +55,7 @@ def attend(
     *,
     scale: float | Tensor | None = None,
     mask: MaskLike = None,
+    dropout: float = 0.0,
     backend: str = "auto",
     return_readout: bool = False,
 ) -> Tensor | tuple[Tensor, Readout]:
@@ -71,6 +73,9 @@ def attend(
             On unit vectors it is β² = 1/h².
         mask: what a query may see; masks join with `&`, as in `Causal(1) & Padding(lengths)`.
             A bare boolean tensor marks the legal keys, a bare float tensor is added to the scores.
+        dropout: probability 0 ≤ p < 1 with which each weight is dropped; the others are divided by 1 − p. Which, is a hash
+            of (seed, sample, head, query, key) with one seed a call from PyTorch's generator of the device of q, so that
+            torch.manual_seed decides it, for every backend alike. Pass 0 outside training.
         backend: "fused" (Triton kernels on a GPU), "reference" (blocked PyTorch anywhere), or "auto", which takes the
             first that can do the call. A backend that is asked for never gives way to another.
         return_readout: also return the threshold, bandwidth and support size of every query.
@@ -84,11 +89,13 @@ def attend(
     batch, heads, queries, dim = q.shape
     beta = _per_head("scale", 1 / math.sqrt(dim) if scale is None else scale, heads, q)
     orders = _orders(kernel, heads, q)
+    dropout = check_rate("dropout", dropout)
     view = resolve(mask, (batch, heads, queries, k.shape[2]), q.device)
     grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, beta, view.bias, orders) if x is not None)
     out, threshold, support, *_ = _attend(
         q, k, v, beta, view.at, view.lo, view.hi, view.allowed, view.bias, view.slopes,
         orders, *encode(kernel), return_readout, _choose(backend, q), grad,
+        dropout, draw_seed(dropout, q.device),
     )  # fmt: skip
     if not return_readout:
         return out
@@ -154,19 +161,22 @@ def _attend(
     readout: bool,
     fused: bool = False,
     grad: bool = True,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
+    drop = None if seed is None else Dropout(dropout, seed)
     if fused:
-        found, kept = launch.estimate(q, k, v, scale, view, (r, rule, value), orders, readout, grad)
+        found, kept = launch.estimate(q, k, v, scale, view, (r, rule, value), orders, readout, grad, drop)
         return found.out, found.threshold, found.support, *kept
     order = r if orders is None else orders
     with _full_precision(q):
-        found = reference.estimate(q, k, v, scale, view, decode_rule(rule, value), order, readout)
+        found = reference.estimate(q, k, v, scale, view, decode_rule(rule, value), order, readout, drop)
     return *found, q.new_empty(0), q.new_empty(0), q.new_empty(0)
 
 
 @_attend.register_fake
-def _(q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, readout, fused=False, grad=True):  # type: ignore[no-untyped-def]
+def _(q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, readout, fused=False, grad=True, *_):  # type: ignore[no-untyped-def]
     shape = q.shape[:3] if readout else (0, 0, 0)
     out = q.new_empty((*q.shape[:3], v.shape[3]))
     kept = launch.kept_like(q, k, v, (r, rule, value), grad) if fused else (q.new_empty(0) for _ in range(3))
@@ -195,15 +205,18 @@ def _attend_backward(
     rows: Tensor | None = None,
     tilt: Tensor | None = None,
     flags: Tensor | None = None,
+    dropout: float = 0.0,
+    seed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
+    drop = None if seed is None else Dropout(dropout, seed)
     order = r if orders is None else orders
     if out is not None and rows is not None and tilt is not None and flags is not None:
         kept = launch.Kept(rows, tilt, flags)
-        got = launch.estimate_backward(do, q, k, v, scale, view, (r, rule, value), orders, bias_grad, out, kept)
+        got = launch.estimate_backward(do, q, k, v, scale, view, (r, rule, value), orders, bias_grad, out, kept, drop)
     else:
         with _full_precision(q):
-            got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad)
+            got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad, drop)
     none = scale.new_zeros(0)
     dbias = none if got.bias is None else got.bias.to(bias.dtype)  # type: ignore[union-attr]
     dq, dk, dv = (x.contiguous() for x in got[:3])  # as the fake operator promises, whatever the strides of q, k, v
@@ -219,16 +232,18 @@ def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, va
 
 
 def _save_attend(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.r, ctx.rule, ctx.value, _, fused, _ = inputs
-    ctx.save_for_backward(*tensors, *((output[0], *output[3:]) if fused else (None,) * 4))
+    *tensors, ctx.r, ctx.rule, ctx.value, _, fused, _, ctx.dropout, seed = inputs
+    ctx.save_for_backward(*tensors, *((output[0], *output[3:]) if fused else (None,) * 4), seed)
 
 
 def _pull_attend(ctx: Any, do: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     bias_grad = bool(ctx.needs_input_grad[8])
-    tensors, kept = ctx.saved_tensors[:-4], ctx.saved_tensors[-4:]
-    dq, dk, dv, dscale, dbias, dr = _attend_backward(do, *tensors, ctx.r, ctx.rule, ctx.value, bias_grad, *kept)
+    *tensors, out, rows, tilt, flags, seed = ctx.saved_tensors
+    dq, dk, dv, dscale, dbias, dr = _attend_backward(
+        do, *tensors, ctx.r, ctx.rule, ctx.value, bias_grad, out, rows, tilt, flags, ctx.dropout, seed
+    )
     orders = dr if ctx.needs_input_grad[10] else None
-    return dq, dk, dv, dscale, None, None, None, None, dbias if bias_grad else None, None, orders, *(None,) * 6
+    return dq, dk, dv, dscale, None, None, None, None, dbias if bias_grad else None, None, orders, *(None,) * 8
 
 
 _attend.register_autograd(_pull_attend, setup_context=_save_attend)

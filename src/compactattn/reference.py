@@ -15,6 +15,7 @@ from typing import NamedTuple, overload
 import torch
 from torch import Tensor
 
+from compactattn.dropout import Dropout, factors
 from compactattn.kernels import Rule
 from compactattn.masks import View
 from compactattn.rows import Order, accumulator, block_size, pull, weigh
@@ -51,6 +52,10 @@ class Block:
         """The part of a tensor that broadcasts to (B, H, Q, K)."""
         spans = zip((self.b, self.h, self.q, self.k), x.shape, strict=True)
         return x[tuple(slice(0, 1) if size == 1 else span for span, size in spans)]
+
+    def fates(self, drop: Dropout | None, dtype: torch.dtype) -> Tensor | None:
+        """What dropout multiplies the weights of the block by."""
+        return None if drop is None else factors(drop, self.b, self.h, self.q, self.k, dtype)
 
     def of_rows(self, x: Tensor) -> Tensor:
         """(b, 1, q, 1) of a (1 | B, Q) tensor."""
@@ -105,7 +110,10 @@ class Estimate(NamedTuple):
     support: Tensor  # (B, H, Q) keys with a non-zero weight
 
 
-def estimate(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, rule: Rule, r: Order, readout: bool) -> Estimate:
+def estimate(
+    q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, rule: Rule, r: Order, readout: bool,
+    drop: Dropout | None = None,
+) -> Estimate:  # fmt: skip
     """Nadaraya-Watson estimate of the values at each query (paper Eq. 2): o = Σ_i w_i v_i."""
     group = q.shape[1] // k.shape[1]
     work = accumulator(q.dtype)
@@ -117,9 +125,10 @@ def estimate(q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, rule: R
     for block in blocks(view):
         s = score(block.of_queries(q).to(work), block.of_keys(k, group).to(work), scale, view, block)
         w, row = weigh(s, rule, block.of_heads(r), block.of_heads(scale))
-        part = w @ block.of_keys(clean, group).to(work)
+        used = _thin(w, block.fates(drop, work))
+        part = used @ block.of_keys(clean, group).to(work)
         if spoilt is not None:
-            part = part.masked_fill(w @ block.of_keys(spoilt, group).to(work) > 0, math.nan)
+            part = part.masked_fill(used @ block.of_keys(spoilt, group).to(work) > 0, math.nan)
         block.of_queries(out).copy_(part)
         if readout:
             empty = row.peak == -math.inf
@@ -140,8 +149,9 @@ class Gradients(NamedTuple):
 
 
 def estimate_backward(
-    do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, rule: Rule, r: Order, bias_grad: bool
-) -> Gradients:
+    do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, rule: Rule, r: Order, bias_grad: bool,
+    drop: Dropout | None = None,
+) -> Gradients:  # fmt: skip
     """Gradients of `estimate`, one block of recomputed weights at a time."""
     batch, heads, _, _ = view.shape
     group = heads // k.shape[1]
@@ -158,8 +168,9 @@ def estimate_backward(
         qb, dob = (block.of_queries(x).to(work) for x in (clean_q, do))
         kb, vb = (block.of_keys(x, group).to(work) for x in (clean_k, clean_v))
         w, row = weigh(s, rule, order, factor)
-        dv[block.b, block.h, block.k] += w.mT @ dob
-        ds, dperfect, dorder = pull(w, dob @ vb.mT, row.norm, row.edge, rule, order)
+        fates = block.fates(drop, work)
+        dv[block.b, block.h, block.k] += _thin(w, fates).mT @ dob
+        ds, dperfect, dorder = pull(w, _thin(dob @ vb.mT, fates), row.norm, row.edge, rule, order)
         if dbias is not None:
             part = block.of_scores(dbias)
             part += ds.sum_to_size(part.shape)
@@ -173,6 +184,11 @@ def estimate_backward(
     dq.mul_(scale[:, None, None])
     dk, dv = (x.unflatten(1, (-1, group)).sum(2) if group > 1 else x for x in (dk, dv))
     return Gradients(dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dscale, dbias, dr if isinstance(r, Tensor) else None)
+
+
+def _thin(x: Tensor, fates: Tensor | None) -> Tensor:
+    """The weights after dropout, or what they receive through it."""
+    return x if fates is None else x * fates
 
 
 def _finite(x: Tensor) -> Tensor:

@@ -57,23 +57,24 @@ def draw(case, dtype=torch.float32, seed=0):
     return tuple(x.requires_grad_() for x in (q, k, v, scale)), do
 
 
-def run(inputs, do, kernel, mask, backend, dtype=None, **learned):
-    """{name: output or gradient} in float64; what is learned is a bias or an alpha."""
+def run(inputs, do, kernel, mask, backend, dtype=None, dropout=0.0, **learned):
+    """{name: output or gradient} in float64; what is learned is a bias or an alpha. Every run drops the same weights."""
     inputs = dict(zip(("q", "k", "v", "scale"), inputs, strict=True)) | learned
     inputs = {name: x.detach().to(dtype or x.dtype).requires_grad_() for name, x in inputs.items()}
     q, k, v, scale = (inputs[name] for name in ("q", "k", "v", "scale"))
     if "bias" in inputs:
         mask = Bias(inputs["bias"]) if mask is None else mask & Bias(inputs["bias"])
     kernel = entmax(inputs["alpha"]) if "alpha" in inputs else kernel
-    out = attend(q, k, v, kernel, scale=scale, mask=mask, backend=backend)
+    torch.manual_seed(0)
+    out = attend(q, k, v, kernel, scale=scale, mask=mask, dropout=dropout, backend=backend)
     found = (out, *torch.autograd.grad(out, list(inputs.values()), do.to(out.dtype)))
     return dict(zip(("out", *(f"d{name}" for name in inputs)), (x.detach().double() for x in found), strict=True))
 
 
-def check(inputs, do, kernel, mask, **learned):
-    exact = run(inputs, do, kernel, mask, "reference", torch.float64, **learned)
-    plain = run(inputs, do, kernel, mask, "reference", **learned)
-    ours = run(inputs, do, kernel, mask, "fused", **learned)
+def check(inputs, do, kernel, mask, **options):
+    exact = run(inputs, do, kernel, mask, "reference", torch.float64, **options)
+    plain = run(inputs, do, kernel, mask, "reference", **options)
+    ours = run(inputs, do, kernel, mask, "fused", **options)
     eps = torch.finfo(inputs[0].dtype).eps
     for name, want in exact.items():
         error, allowed = ((x[name] - want).norm() for x in (ours, plain))

@@ -131,6 +131,27 @@ PLANTS = {
     "a learned alpha is that of the first head": Plant("profiles.py", "p_orders + h", "p_orders", "alpha"),
     "the slope of r lacks its tail": Plant("profiles.py", "log + tl.exp(-log) - 1.0", "log", "alpha"),
     "the gradient of r is not centred": Plant("backward.py", "* (dw - pulls[2])", "* dw", "alpha"),
+    # dropout
+    "a dropped weight moves its value": Plant(
+        "backward.py", "w = thin(w, drop, along(o_m, KEYS_FIRST), o_n)", "w = w", "dropped"
+    ),
+    "dq lacks 1/(1 − p)": Plant("backward.py", "b_m, o_n[None, :]) * drop[3]", "b_m, o_n[None, :])", "dropped"),
+    "dk knows of no dropout": Plant(
+        "backward.py", "dw = thin(dw, drop, along(o_m, KEYS_FIRST), o_n)", "dw = dw", "half dropped"
+    ),
+    "query and key change places in the hash": Plant(
+        "drops.py", "thin(x, drop, o_m, o_n)", "thin(x, drop, o_n, o_m)", "dropped"
+    ),
+    "every head drops as the first": Plant("drops.py", "(h if place else b)", "(0 * h if place else b)", "dropped"),
+    "the centre knows of no dropout": Plant(
+        "forward.py", "steep = thin(steep, drop, b_m,", "thin(steep, drop, b_m,", "dropped"
+    ),
+    "dropout thins the mass": Plant(
+        "forward.py", "more = tl.sum(k, 1)", "more = tl.sum(thin(k, drop, b_m, o_n[None, :]) if DROPS else k, 1)", "thinned"
+    ),
+    "dbias knows of no dropout": Plant(
+        "backward_bias.py", "dw = thin(dw, drop, o_m[:, None], o_n[None, :])", "dw = dw", "thinned"
+    ),
     # backward of the queries
     "ds is not centred": Plant("backward.py", "(-gain * centre)[:, None]", "(0.0 * centre)[:, None]"),
     "masked keys pull": Plant("backward.py", "ds = tl.where(seen, ds, 0.0)\n            b_k", "ds = ds\n            b_k"),
@@ -214,7 +235,7 @@ def normal(*shape, seed=0):
 
 def attending(
     kernel, mask, queries=40, keys=40, batch=1, heads=(1, 1), dims=(5, 7), sharp=1.0, tied=False, dtype=torch.float32,
-    bias=None, alpha=None,
+    bias=None, alpha=None, dropout=0.0,
 ):  # fmt: skip
     """attend with its readout. `tied` scores are whole numbers, which tie and lie on edges. Bias and alpha are learned."""
     (h, hk), (d, dv) = heads, dims
@@ -227,10 +248,11 @@ def attending(
     scale = torch.ones(h) if tied else sharp * torch.linspace(0.5, 1.3, h)
 
     def call(x, by_kernels):
+        torch.manual_seed(0)  # the same weights are dropped each time
         out, readout = attend(
             x["q"], x["k"], x["v"], entmax(x["alpha"]) if alpha is not None else kernel, scale=x["scale"],
             mask=(mask & Bias(x["bias"]) if mask else Bias(x["bias"])) if bias is not None else mask, return_readout=True,
-            backend="fused" if by_kernels else "reference",
+            dropout=dropout, backend="fused" if by_kernels else "reference",
         )  # fmt: skip
         found = {"out": out, "support": readout.support}
         return found if dtype == torch.float16 else found | {"threshold": readout.threshold}
@@ -313,6 +335,9 @@ BATTERY = {
     "shared bias": attending("biweight", Causal(), batch=2, heads=(2, 1), bias=normal(1, 1, 1, 40, seed=5)),
     "allowed biweight": attending("biweight", Allowed((normal(20, 20, seed=7) > 0) & (torch.arange(20) != 4)), 20, 20),
     "allowed topk": attending("topk_softmax(9)", Allowed((normal(20, 20, seed=7) > 1) & (torch.arange(20) != 4)), 20, 20),
+    "dropped biweight": attending("biweight", Causal(), 20, 20, heads=(2, 1), dropout=0.4),
+    "half dropped biweight": attending("biweight", Causal(), 20, 20, dtype=torch.float16, dropout=0.4),
+    "thinned bias": attending("relumax(r=2, b=2)", None, 20, 20, bias=hiding(1, 1, 20, 20), dropout=0.4),
     "alpha": attending(None, Causal(), heads=(2, 1), alpha=torch.tensor([1.2, 1.6])),
     "decode": decoding_from("biweight", ALiBi(), 200, [170]),
     "paged decode": decoding_from("triweight", None, 34 * 64, added=34 * 64 - 40),
@@ -425,6 +450,7 @@ def test_there_are_enough_plants():
         "forward",
         "backward",
         "backward_bias",
+        "drops",
         "lists",
         "leaky",
         "cross_entropy",

@@ -149,6 +149,8 @@ def test_memory_mosaics_has_2688_slots_at_the_width_of_the_language_model():
         ({"positions": "learned"}, ["longest"]),
         ({"layers": 0}, ["layers", "at least 1"]),
         ({"as_released": "yes"}, ["as_released", "'efficient'"]),
+        ({"dropout": 1.0}, ["dropout = 1.0", "below 1"]),
+        ({"embedding_dropout": -0.1}, ["embedding_dropout = -0.1", "at least 0"]),
     ],
 )
 def test_a_config_that_cannot_be_is_told_in_words(change, words):

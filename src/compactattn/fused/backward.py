@@ -9,7 +9,7 @@ that every run gives the same bits. It visits only the tiles in its list, where 
 −Σ ds, goes to the best key(s), the k-th key or the scale, as the rule has it. The centre c is do·o, or do·õ where θ moves so
 that Σ w = 1: the forward kernel leaves õ, the mean of the values under the weights y^(r−1). The vector that c comes from is
 kept in two numbers of the dtype, itself and what its rounding left: an error of c is common to a whole row and does not
-average out.
+average out. With DROPS a dropped weight has dw = 0 and the others dw = do·v / (1 − p); o and õ hold that already.
 
 Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v.
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from compactattn.fused.drops import open_drop, thin
 from compactattn.fused.profiles import INF, LEARNED, LOG2E, is_whole, load_order, order_slope
 from compactattn.fused.threshold import ANCHORED, FIXED, LENGTHS, NEAREST, NORMALISING
 from compactattn.fused.tiles import (
@@ -56,12 +57,12 @@ def pull(s, o_n, row, steep, dw, gain, offset, share, RULE: tl.constexpr, R: tl.
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_queries(
     p_do, p_q, p_k, p_v, p_o, p_tilt, p_dq, p_kept, p_pulled, p_dscale, p_dorder, p_list, p_count,
-    p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
+    p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders, p_seed,
     do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, dq_b, dq_h, dq_m, scale_h, at_b, lo_b, hi_b,
     bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
-    H, Q, K, rows, tiles, margin,
+    H, Q, K, rows, tiles, margin, limit, boost,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
-    LISTED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    DROPS: tl.constexpr, LISTED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """dq of a block of queries, its part of dscale and of dr, and for `backward_keys` the centre and share of each row."""
@@ -121,14 +122,16 @@ def backward_queries(
     acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
     drift, dorder = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
     flat = turn_row(row)
+    b_m = begin + tl.arange(0, BLOCK_M)[:, None]
+    drop = open_drop(p_seed, b, h, limit, boost) if DROPS else (0, 0, 0, 0)
     acc, drift, dorder = pull_keys(
-        acc, drift, dorder, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
-        RULE, R, BENDS, EXACT, LISTED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        acc, drift, dorder, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles, drop, b_m,
+        RULE, R, BENDS, EXACT, DROPS, LISTED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
     if not hides(BENDS):
         acc, drift, dorder = pull_keys(
-            acc, drift, dorder, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles,
-            RULE, R, BENDS, EXACT, LISTED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+            acc, drift, dorder, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles, drop, b_m,
+            RULE, R, BENDS, EXACT, DROPS, LISTED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
         )  # fmt: skip
     acc = tl.where(live[:, None], acc, 0.0)
     store_rows(p_dq + b * dq_b + h * dq_h, begin, m_rows, dq_m, acc * scale, D, BLOCK_M, BLOCK_D)
@@ -148,8 +151,9 @@ def backward_queries(
 
 @triton.jit
 def pull_keys(
-    acc, drift, dorder, b_q, b_do, p_k, p_v, k_n, v_n, row, pulls, sight, p_list, tiles, RULE: tl.constexpr, R: tl.constexpr,
-    BENDS: tl.constexpr, EXACT: tl.constexpr, LISTED: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    acc, drift, dorder, b_q, b_do, p_k, p_v, k_n, v_n, row, pulls, sight, p_list, tiles, drop, b_m,
+    RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, DROPS: tl.constexpr,
+    LISTED: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Σ ds k over the masked or the whole tiles, Σ ds where a scale hangs on it, and what a learned r receives."""
@@ -162,6 +166,8 @@ def pull_keys(
         b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
         raw = dot(b_q, tl.trans(b_k))
         dw = dot(b_do, tl.trans(b_v))
+        if DROPS:
+            dw = thin(dw, drop, b_m, o_n[None, :]) * drop[3]
         s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
         ds = pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
         if not WHOLE:
@@ -180,12 +186,12 @@ def pull_keys(
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_keys(
     p_do, p_q, d_do, d_q, p_k, p_v, p_dk, p_dv, p_kept, p_pulled, p_list, p_count,
-    p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
+    p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders, p_seed,
     do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, dk_b, dk_h, dk_n, dv_b, dv_h, dv_n,
     scale_h, at_b, lo_b, hi_b, bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
-    H, Q, K, rows, tiles, margin,
+    H, Q, K, rows, tiles, margin, limit, boost,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    DROPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, from the queries of its group of heads in its list. A step has no slope, and no dk.
@@ -215,18 +221,21 @@ def backward_keys(
             (b * H + h) * Q, (b * H + h) * padded, rows // Q * padded, Q, tl.cast(rows, tl.int64),
             d_q, d_do, b.to(tl.int32), h.to(tl.int32),
         )  # fmt: skip
+        drop = open_drop(p_seed, b, h, limit, boost) if DROPS else (0, 0, 0, 0)
         dk, dv = pull_queries(
             dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
-            tl.load(p_count + 2 * block), tiles, scale, bends, order, margin, RULE, R, BENDS, EXACT, PEAKED, False,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS, DESCRIBED,
+            tl.load(p_count + 2 * block), tiles, scale, bends, order, margin, drop,
+            RULE, R, BENDS, EXACT, PEAKED, DROPS, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS, DESCRIBED,
         )  # fmt: skip
         if not hides(BENDS):
             dk, dv = pull_queries(
                 dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
-                tl.load(p_count + 2 * block + 1), tiles, scale, bends, order, margin, RULE, R, BENDS, EXACT, PEAKED, True,
-                D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS, DESCRIBED,
+                tl.load(p_count + 2 * block + 1), tiles, scale, bends, order, margin, drop,
+                RULE, R, BENDS, EXACT, PEAKED, DROPS, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS, DESCRIBED,
             )  # fmt: skip
     dv = dv * (1.0 / whole_mass(RULE, R))
+    if DROPS:
+        dv = dv * boost
     store_rows(p_dv + b * dv_b + key_head * dv_h, begin, o_n < K, dv_n, dv, DV, BLOCK_N, BLOCK_DV)
     if R != 0.0:
         store_rows(p_dk + b * dk_b + key_head * dk_h, begin, o_n < K, dk_n, dk, D, BLOCK_N, BLOCK_D)
@@ -234,9 +243,9 @@ def backward_keys(
 
 @triton.jit
 def pull_queries(
-    dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scale, bends, order, margin,
-    RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr, WHOLE: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scale, bends, order, margin, drop,
+    RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
+    DROPS: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Adds Σ ds q and Σ w do over the masked or the whole tiles of one head.
@@ -277,10 +286,14 @@ def pull_queries(
             seen = sees(s, o_n, along(b_lo, KEYS_FIRST), along(b_hi, KEYS_FIRST), BENDS)
             w = tl.where(seen, w, 0.0)
             b_q, b_do = hush(b_q, seen, 1, BENDS), hush(b_do, seen, 1, BENDS)
+        if DROPS:
+            w = thin(w, drop, along(o_m, KEYS_FIRST), o_n)
         w = w.to(b_do.dtype)
         dv = add_dot(dv, w if KEYS_FIRST else tl.trans(w), b_do)
         if R != 0.0:
             dw = dot(b_v, tl.trans(b_do)) if KEYS_FIRST else dot(b_do, tl.trans(b_v))
+            if DROPS:
+                dw = thin(dw, drop, along(o_m, KEYS_FIRST), o_n) * drop[3]
             ds = pull(s, o_n, row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
             if not WHOLE:
                 ds = tl.where(seen, ds, 0.0)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from compactattn.fused.backward import pull
+from compactattn.fused.drops import open_drop, thin
 from compactattn.fused.profiles import LEARNED, load_order
 from compactattn.fused.threshold import LENGTHS
 from compactattn.fused.tiles import bends_of, dot, load_rows, load_sight, sees, span
@@ -16,11 +17,12 @@ from compactattn.fused.weights import load_kept, make_row, turn_row, weigh
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_bias(
     p_do, p_q, p_k, p_v, p_dbias, p_kept, p_pulled, p_flags, p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
-    do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, dbias_b, dbias_h, dbias_m, dbias_n,
+    p_seed, do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, dbias_b, dbias_h, dbias_m, dbias_n,
     scale_h, at_b, lo_b, hi_b, bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
-    B, H, Q, K, rows, tiles, margin,
+    B, H, Q, K, rows, tiles, margin, limit, boost,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
-    TRACK: tl.constexpr, BY_SAMPLE: tl.constexpr, BY_HEAD: tl.constexpr, BY_QUERY: tl.constexpr, BY_KEY: tl.constexpr,
+    DROPS: tl.constexpr, TRACK: tl.constexpr,
+    BY_SAMPLE: tl.constexpr, BY_HEAD: tl.constexpr, BY_QUERY: tl.constexpr, BY_KEY: tl.constexpr,
     D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -43,6 +45,7 @@ def backward_bias(
             b, h = tl.cast(sample, tl.int64), tl.cast(of_sample, tl.int64)
             scale = tl.load(p_scale + h * scale_h)
             order = load_order(p_orders, h) if R == LEARNED else R
+            drop = open_drop(p_seed, b, h, limit, boost) if DROPS else (0, 0, 0, 0)
             for block in range(block_0, block_1):
                 o_m = block * BLOCK_M + tl.arange(0, BLOCK_M)
                 b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, block * BLOCK_M, Q, BLOCK_M)
@@ -70,6 +73,8 @@ def backward_bias(
                         )
                         s, _, steep = weigh(dot(b_q, tl.trans(b_k)), o_n[None, :], flat, RULE, R, BENDS, EXACT)
                         dw = dot(b_do, tl.trans(b_v))
+                        if DROPS:
+                            dw = thin(dw, drop, o_m[:, None], o_n[None, :]) * drop[3]
                         ds = pull(s, o_n[None, :], flat, steep, dw, gain[:, None], offset[:, None], share[:, None], RULE, R)
                         acc += tl.where(sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS), ds, 0.0)
     o_m, o_n = block_0 * BLOCK_M + tl.arange(0, BLOCK_M), tile_0 * BLOCK_N + tl.arange(0, BLOCK_N)

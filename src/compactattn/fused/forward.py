@@ -2,7 +2,8 @@
 
 One program has a block of queries of one head. It visits only the tiles in its list, where it has one, and leaves what the
 backward kernels need: of each row its best score, ρ, Z and the sum of the slopes, and õ, the mean of the values under the
-weights y^(r−1). Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v.
+weights y^(r−1). With DROPS the values enter o and õ thinned by dropout, each row its own; Z and the slopes know nothing of it.
+Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v.
 """
 
 # mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
@@ -11,6 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from compactattn.fused.drops import open_drop, thin
 from compactattn.fused.profiles import ALL, INF, LOG2E, is_whole
 from compactattn.fused.threshold import (
     ANCHORED,
@@ -51,13 +53,13 @@ from compactattn.fused.weights import is_direct, load_kept, make_row, turn_row, 
 @triton.jit(do_not_specialize=LENGTHS)
 def forward(
     p_q, p_k, p_v, d_k, d_v, p_o, p_tilt, p_kept, p_support, p_list, p_count, p_flags,
-    p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
+    p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders, p_seed,
     q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, scale_h, at_b, lo_b, hi_b,
     bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
-    H, Q, K, rows, tiles, margin,
+    H, Q, K, rows, tiles, margin, limit, boost,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
-    READOUT: tl.constexpr, GRAD: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr, TOLERANCE: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    DROPS: tl.constexpr, READOUT: tl.constexpr, GRAD: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr,
+    TOLERANCE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """o = Σ w v for a block of queries of one head, and õ; keeps what the backward kernels need of each row.
@@ -89,6 +91,8 @@ def forward(
     counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
     whole = plan(bounds, BLOCK_N)
     sight = (b_at, b_lo, b_hi, bounds, whole, counts)
+    b_m = begin + tl.arange(0, BLOCK_M)[:, None]
+    drop = open_drop(p_seed, b, h, limit, boost) if DROPS else (0, 0, 0, 0)
 
     SOFT: tl.constexpr = RULE == NORMALISING and R == INF
     SOLVES: tl.constexpr = RULE == NORMALISING and R != INF
@@ -114,14 +118,14 @@ def forward(
         leaning = tl.zeros((BLOCK_M, BLOCK_DV if TILT else 1), tl.float32)
         sums = (zero, leaning, none, none, none, none.to(tl.int32), none - INF)
         sums = gather(
-            sums, b_q, keys, k_n, v_n, flat, sight, lists,
-            RULE, R, BENDS, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, False,
+            sums, b_q, keys, k_n, v_n, flat, sight, lists, drop, b_m,
+            RULE, R, BENDS, EXACT, DROPS, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, False,
             D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
         )  # fmt: skip
         if not hides(BENDS):
             sums = gather(
-                sums, b_q, keys, k_n, v_n, flat, sight, lists,
-                RULE, R, BENDS, EXACT, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, True,
+                sums, b_q, keys, k_n, v_n, flat, sight, lists, drop, b_m,
+                RULE, R, BENDS, EXACT, DROPS, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, True,
                 D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
             )  # fmt: skip
         acc, tilt, mass, slopes, best, support, running = sums
@@ -154,8 +158,9 @@ def forward(
         alone = live & (mass == 0.0)
         if tl.max(alone.to(tl.int32), 0) > 0:  # nothing in reach is uniform
             flatter, count = spread(
-                keys[1], v_n, b_at, b_lo, b_hi, bends, bounds, lists[1], BENDS, TRACK, DV, BLOCK_DV, BLOCK_M, BLOCK_N
-            )
+                keys[1], v_n, b_at, b_lo, b_hi, bends, bounds, lists[1], drop, b_m,
+                BENDS, DROPS, TRACK, DV, BLOCK_DV, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
             acc = tl.where(alone[:, None], flatter, acc)
             mass = tl.where(alone, -count, mass)
             support = tl.where(alone, count.to(tl.int32), support)
@@ -164,6 +169,8 @@ def forward(
     if SOFT:
         reach = none + INF
     mass = tl.where(mass == 0.0, 1.0, mass)  # no key: 0 / 1
+    if DROPS:
+        acc, tilt = acc * boost, tilt * boost
 
     out = tl.where(live[:, None], acc / tl.abs(mass)[:, None], 0.0)
     out = tl.where((peak == peak)[:, None], out, peak[:, None])  # a score that is not a number
@@ -188,10 +195,10 @@ def forward(
 
 @triton.jit
 def gather(
-    sums, b_q, keys, k_n, v_n, row, sight, lists,
-    RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, READOUT: tl.constexpr, GRAD: tl.constexpr,
-    TILT: tl.constexpr, SOFT: tl.constexpr, LISTED: tl.constexpr, TRACK: tl.constexpr, WHOLE: tl.constexpr,
-    D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
+    sums, b_q, keys, k_n, v_n, row, sight, lists, drop, b_m,
+    RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, DROPS: tl.constexpr,
+    READOUT: tl.constexpr, GRAD: tl.constexpr, TILT: tl.constexpr, SOFT: tl.constexpr, LISTED: tl.constexpr,
+    TRACK: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Σ K v, Σ slope v, Σ K, Σ slope, the number of best keys and of keys inside, over the masked or the whole tiles.
@@ -242,9 +249,11 @@ def gather(
                 k = rounded(k, b_v.dtype)
             more = tl.sum(k, 1)
             mass += more
-            acc = add_dot(acc, k.to(b_v.dtype), b_v)
+            acc = add_dot(acc, (thin(k, drop, b_m, o_n[None, :]) if DROPS else k).to(b_v.dtype), b_v)
             if TILT:
                 slopes += tl.sum(steep, 1)
+                if DROPS:
+                    steep = thin(steep, drop, b_m, o_n[None, :])
                 tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)
             if READOUT:
                 support += tl.sum((k > 0.0).to(tl.int32), 1)
@@ -273,7 +282,8 @@ def rounded(k, dtype: tl.constexpr):
 
 @triton.jit
 def spread(
-    p_v, v_n, b_at, b_lo, b_hi, bends, bounds, p_flags, BENDS: tl.constexpr, TRACK: tl.constexpr,
+    p_v, v_n, b_at, b_lo, b_hi, bends, bounds, p_flags, drop, b_m,
+    BENDS: tl.constexpr, DROPS: tl.constexpr, TRACK: tl.constexpr,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """Σ v over the keys that each row sees, and their number; flags every tile, for all of them hold a weight."""
@@ -288,6 +298,7 @@ def spread(
         b_v = load_rows(p_v, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), v_n, DV, BLOCK_N, BLOCK_DV, False)
         s = bend(tl.zeros((BLOCK_M, BLOCK_N), tl.float32), o_n[None, :], b_at[:, None], bends, BENDS)
         seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
-        acc = add_dot(acc, seen.to(b_v.dtype), hush(b_v, seen, 0, BENDS))
+        used = thin(seen.to(tl.float32), drop, b_m, o_n[None, :]) if DROPS else seen
+        acc = add_dot(acc, used.to(b_v.dtype), hush(b_v, seen, 0, BENDS))
         count += tl.sum(seen.to(tl.int32), 1)
     return acc, (count if hides(BENDS) else b_hi - b_lo).to(tl.float32)

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from compactattn.dropout import Dropout
 from compactattn.kernels import RULES
 from compactattn.masks import View
 from compactattn.reference import Estimate, Gradients
@@ -133,8 +134,9 @@ def kept_like(q: Tensor, k: Tensor, v: Tensor, code: Code, grad: bool) -> Kept:
 
 
 def estimate(
-    q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, orders: Tensor | None, readout: bool, grad: bool
-) -> tuple[Estimate, Kept]:
+    q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, orders: Tensor | None, readout: bool, grad: bool,
+    drop: Dropout | None = None,
+) -> tuple[Estimate, Kept]:  # fmt: skip
     """`reference.estimate`, and what the backward pass keeps."""
     from compactattn.fused.forward import forward
     from compactattn.fused.threshold import threshold
@@ -146,7 +148,7 @@ def estimate(
     if q.numel() == 0 or k.numel() == 0:
         out.zero_(), kept.rows.fill_(-torch.inf), kept.tilt.zero_(), support.zero_()
     else:
-        call = Call(q, k, v, scale, view, code, orders)
+        call = Call(q, k, v, scale, view, code, orders, drop)
         track = kept.flags.numel() > 0
         listed = track and code[1] in ("normalising", "anchored")
         lists = counts = kept.flags
@@ -163,8 +165,8 @@ def estimate(
                 lists, counts = call.list_tiles(call.bounds(), kept.flags, by_key=False)
             copies = _describe(call.cut.forward.n, k, v)
             forward[grid](
-                q, k, v, *copies, out, kept.tilt, kept.rows, support, lists, counts, kept.flags, *call.sight,
-                *_strides(q, k, v, out), *call.steps, *call.lengths, call.margin,
+                q, k, v, *copies, out, kept.tilt, kept.rows, support, lists, counts, kept.flags, *call.sight, call.seed,
+                *_strides(q, k, v, out), *call.steps, *call.lengths, call.margin, *call.drop,
                 READOUT=readout, GRAD=grad, LISTED=listed, TRACK=track, TOLERANCE=call.tolerance[1],
                 DESCRIBED=copies[0] is not k,
                 **call.constants(), **_options(call.cut.forward),
@@ -177,7 +179,7 @@ def estimate(
 
 def estimate_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, orders: Tensor | None,
-    bias_grad: bool, out: Tensor, kept: Kept,
+    bias_grad: bool, out: Tensor, kept: Kept, drop: Dropout | None = None,
 ) -> Gradients:  # fmt: skip
     """`reference.estimate_backward`, from what `estimate` kept."""
     from compactattn.fused.backward import backward_keys, backward_queries
@@ -192,7 +194,7 @@ def estimate_backward(
             dbias.zero_()
         if q.numel() == 0 or k.numel() == 0:
             return Gradients(dq, dk, dv, dscale, dbias, dorders)
-    call = Call(q, k, v, scale, view, code, orders)
+    call = Call(q, k, v, scale, view, code, orders, drop)
     cut = call.cut
     track = kept.flags.numel() > 0
     pulled = kept.rows.new_empty((4, call.heads, call.blocks * cut.queries.m))  # what the keys need to know of each row
@@ -203,8 +205,8 @@ def estimate_backward(
             parts = kept.rows.new_empty((1 if orders is None else 2, *grid))
             lists, counts = call.list_tiles(bounds, kept.flags, by_key=False) if track else (kept.flags, kept.flags)
             backward_queries[grid](
-                do, q, k, v, out, kept.tilt, dq, kept.rows, pulled, parts[0], parts[-1], lists, counts, *call.sight,
-                *_strides(do, q, k, v, out, dq), *call.steps, *call.lengths, call.margin,
+                do, q, k, v, out, kept.tilt, dq, kept.rows, pulled, parts[0], parts[-1], lists, counts, *call.sight, call.seed,
+                *_strides(do, q, k, v, out, dq), *call.steps, *call.lengths, call.margin, *call.drop,
                 LISTED=track, **call.constants(), **_options(cut.queries),
             )  # fmt: skip
             dscale, dorders = (x.view(q.shape[0], q.shape[1], -1).sum((0, 2)) for x in (parts[0], parts[-1]))
@@ -213,8 +215,8 @@ def estimate_backward(
         lists, counts = call.list_tiles(bounds, kept.flags, by_key=True)
         copies = _describe(cut.keys.m, do, q)
         backward_keys[call.grid(k, cut.keys.n)](
-            do, q, *copies, k, v, dk, dv, kept.rows, pulled, lists, counts, *call.sight,
-            *_strides(do, q, k, v, dk, dv), *call.steps, *call.lengths[:-1], call.blocks, call.margin,
+            do, q, *copies, k, v, dk, dv, kept.rows, pulled, lists, counts, *call.sight, call.seed,
+            *_strides(do, q, k, v, dk, dv), *call.steps, *call.lengths[:-1], call.blocks, call.margin, *call.drop,
             STEPS=cut.forward.m // cut.keys.m, DESCRIBED=copies[0] is not do,
             **call.constants(), **_options(cut.keys),
         )  # fmt: skip
@@ -224,7 +226,10 @@ def estimate_backward(
 class Call:
     """The arguments that the kernels share."""
 
-    def __init__(self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, orders: Tensor | None) -> None:
+    def __init__(
+        self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, orders: Tensor | None,
+        drop: Dropout | None,
+    ) -> None:  # fmt: skip
         from compactattn.fused.weights import is_even
 
         r, rule, value = code if orders is None else (LEARNED, *code[1:])
@@ -251,9 +256,11 @@ class Call:
         )  # fmt: skip
         self.lengths = heads, queries, keys, batch * heads * queries, self.tiles
         self.margin, self.nearest = (0.0, min(int(value), keys)) if rule == "nearest" else (value, 0)
+        self.seed = scale if drop is None else drop.seed
+        self.drop = (0, 1.0) if drop is None else (drop.limit, drop.boost)
         self._constants: dict[str, Any] = {
             "RULE": CODES[rule], "R": r, "GROUP": heads // k.shape[1], "BENDS": bends,
-            "EXACT": exact, "PEAKED": self.peaked,
+            "EXACT": exact, "PEAKED": self.peaked, "DROPS": drop is not None,
             "D": dim, "DV": value_dim, "BLOCK_D": _power(dim), "BLOCK_DV": _power(value_dim),
         }  # fmt: skip
 
@@ -284,8 +291,8 @@ class Call:
         own = {name: size > 1 for name, size in zip(names, dbias.shape, strict=True)}
         parts = (*dbias.shape[:2], self.blocks if own["BY_QUERY"] else 1, self.tiles if own["BY_KEY"] else 1)
         backward_bias[math.prod(parts),](
-            do, q, k, v, dbias, kept.rows, pulled, kept.flags, *self.sight,
-            *_strides(do, q, k, v), *_shared_strides(dbias), *self.steps, q.shape[0], *self.lengths, self.margin,
+            do, q, k, v, dbias, kept.rows, pulled, kept.flags, *self.sight, self.seed,
+            *_strides(do, q, k, v), *_shared_strides(dbias), *self.steps, q.shape[0], *self.lengths, self.margin, *self.drop,
             TRACK=kept.flags.numel() > 0, **own, **self.constants(), **_options(self.cut.queries),
         )  # fmt: skip
 

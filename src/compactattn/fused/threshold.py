@@ -29,7 +29,7 @@ NORMALISING, ANCHORED, FIXED, NEAREST = (tl.constexpr(code) for code in range(4)
 # numbers kept of each row between the kernels; the last two of Nearest only
 PEAK, REACH, MASS, SLOPES, THETA, CUT = (tl.constexpr(place) for place in range(6))
 LENGTHS = [  # a new value compiles nothing
-    "B", "H", "Q", "K", "rows", "tiles", "nearest", "at_b", "lo_b", "hi_b", "scale_h",
+    "B", "H", "Q", "K", "rows", "tiles", "nearest", "limit", "at_b", "lo_b", "hi_b", "scale_h",
     "bias_b", "bias_h", "bias_m", "allowed_b", "allowed_h", "allowed_m",
 ]  # fmt: skip
 EPS = tl.constexpr(2.0**-23)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from compactattn.attention import attend
+from compactattn.dropout import check_rate
 from compactattn.kernels import Kernel
 from compactattn.masks import ALiBi, Mask
 from compactattn.memory.features import context_keys, peek_values
@@ -31,10 +32,14 @@ class ContextualMemory(nn.Module):
     """y_t = W_o Σ_{i < t} w_i v_i with w = kernel(β² k_t·k_i): the query is the newest key, the diagonal is excluded.
 
     A value peeks at the position after it, which a strictly causal query has already seen. Row 0 is zero.
+    In training each weight is dropped with probability `dropout`.
     """
 
-    def __init__(self, width: int, heads: int, kernel: Kernel, *, alibi: bool = False, as_released: Path = "") -> None:
+    def __init__(
+        self, width: int, heads: int, kernel: Kernel, *, alibi: bool = False, as_released: Path = "", dropout: float = 0.0
+    ) -> None:
         super().__init__()
+        self.dropout = check_rate("dropout", dropout)
         self.heads = heads
         self.alibi = alibi
         self.scoring = scoring(kernel, as_released)
@@ -68,7 +73,7 @@ class ContextualMemory(nn.Module):
     def regress(self, q: Tensor, k: Tensor, v: Tensor, beta_squared: Tensor) -> Tensor:
         """(B, H, T, D): the estimate of the value at each query."""
         scale, mask = self._rule(beta_squared)
-        return attend(q, k, v, self.scoring.kernel, scale=scale, mask=mask)
+        return attend(q, k, v, self.scoring.kernel, scale=scale, mask=mask, dropout=self.dropout if self.training else 0.0)
 
     def answer(self, y: Tensor) -> Tensor:
         """(B, T, C) of an estimate (B, H, T, D)."""

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from compactattn.attention import attend
+from compactattn.dropout import check_rate
 from compactattn.kernels import Kernel
 from compactattn.masks import ALiBi, Causal, Mask
 from compactattn.memory.inspection import Look, look
@@ -21,10 +22,14 @@ class KeysAndValues(NamedTuple):
 
 
 class SelfAttention(nn.Module):
-    """y_t = W_o Σ_{i ≤ t} w_i v_i with w = kernel(q_t·k_i / √D − slope · (t − i))."""
+    """y_t = W_o Σ_{i ≤ t} w_i v_i with w = kernel(q_t·k_i / √D − slope · (t − i)).
 
-    def __init__(self, width: int, heads: int, kernel: Kernel, *, alibi: bool = False) -> None:
+    In training each weight is dropped with probability `dropout`.
+    """
+
+    def __init__(self, width: int, heads: int, kernel: Kernel, *, alibi: bool = False, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = check_rate("dropout", dropout)
         self.heads = heads
         self.kernel = kernel
         self.mask: Mask = Causal() & ALiBi() if alibi else Causal()
@@ -51,7 +56,7 @@ class SelfAttention(nn.Module):
 
     def regress(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(B, H, T, D): the estimate of the value at each query."""
-        return attend(q, k, v, self.kernel, mask=self.mask)
+        return attend(q, k, v, self.kernel, mask=self.mask, dropout=self.dropout if self.training else 0.0)
 
     def answer(self, y: Tensor) -> Tensor:
         """(B, T, C) of an estimate (B, H, T, D)."""

@@ -36,10 +36,14 @@ Store = PersistentMemory | MLP
 
 
 class Block(nn.Module):
-    """x + mixer(norm x), then x + store(norm x): the mixer looks along time, the store holds what was learned."""
+    """x + mixer(norm x), then x + store(norm x): the mixer looks along time, the store holds what was learned.
 
-    def __init__(self, mixer: Mixer, store: Store, width: int, *, bias: bool) -> None:
+    In training each number that they add is dropped with probability `dropout`.
+    """
+
+    def __init__(self, mixer: Mixer, store: Store, width: int, *, bias: bool, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.mixer_norm, self.store_norm = (nn.LayerNorm(width, bias=bias) for _ in range(2))
         self.mixer, self.store = mixer, store
 
@@ -60,9 +64,9 @@ class Block(nn.Module):
 
     def finish(self, x: Tensor, y: Tensor, past: Any, keep: bool) -> tuple[Tensor, Any]:
         """The block from attention's estimate y on, and what the store keeps."""
-        x = x + self.mixer.answer(y)
+        x = x + self.dropout(self.mixer.answer(y))
         y, past = self.store.advance(self.store_norm(x), past)
-        return x + y, past if keep else None
+        return x + self.dropout(y), past if keep else None
 
     def compile_parts(self) -> None:
         """Compiles what surrounds attention. The keys of self-attention are a view, which is better left as it is."""
@@ -78,9 +82,11 @@ class Block(nn.Module):
 def make_mosaic_block(config: ModelConfig) -> Block:
     """Contextual and persistent memory; no biases. Linear N(0, 1/fan_in), output projections divided by √layers."""
     alibi = config.positions == "alibi"
-    mixer = ContextualMemory(config.width, config.heads, parse(config.kernel), alibi=alibi, as_released=config.as_released)
+    mixer = ContextualMemory(
+        config.width, config.heads, parse(config.kernel), alibi=alibi, as_released=config.as_released, dropout=config.dropout
+    )
     store = PersistentMemory(config.width, config.heads, config.slots_per_head)
-    block = Block(mixer, store, config.width, bias=False)
+    block = Block(mixer, store, config.width, bias=False, dropout=config.dropout)
     for name, module in block.named_modules():
         if isinstance(module, nn.Linear):
             shrink = math.sqrt(config.layers) if name.endswith("to_output") else 1.0
@@ -90,8 +96,9 @@ def make_mosaic_block(config: ModelConfig) -> Block:
 
 def make_transformer_block(config: ModelConfig) -> Block:
     """GPT-2: attention and an MLP. Linear N(0, 0.02²), output projections divided by √(2 · layers), biases 0."""
-    mixer = SelfAttention(config.width, config.heads, parse(config.kernel), alibi=config.positions == "alibi")
-    block = Block(mixer, MLP(config.width), config.width, bias=True)
+    alibi = config.positions == "alibi"
+    mixer = SelfAttention(config.width, config.heads, parse(config.kernel), alibi=alibi, dropout=config.dropout)
+    block = Block(mixer, MLP(config.width), config.width, bias=True, dropout=config.dropout)
     for name, module in block.named_modules():
         if isinstance(module, nn.Linear):
             shrink = math.sqrt(2 * config.layers) if name.endswith("to_output") else 1.0

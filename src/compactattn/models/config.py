@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from compactattn.dropout import check_rate
 from compactattn.kernels import parse
 from compactattn.memory.released import departs
 
@@ -33,6 +34,8 @@ class ModelConfig:
     state: int = 0  # of S4D, H3 and Mamba, for each channel; 0 stands for 64, 64 and 16
     longest: int = 0  # the longest sequence; only learned positions have one
     as_released: Released = ""  # the departures of the published code from the paper, to measure what they cost
+    dropout: float = 0.0  # of the weights of contextual memory or attention, and of what each mixer and store adds
+    embedding_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         for name, choices in (("architecture", ARCHITECTURES), ("positions", POSITIONS), ("as_released", RELEASED)):
@@ -44,6 +47,8 @@ class ModelConfig:
         for name in ("slots", "state", "longest"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 0")
+        for name in ("dropout", "embedding_dropout"):
+            check_rate(name, getattr(self, name))
         if self.width % self.heads:
             raise ValueError(f"width {self.width} does not divide into {self.heads} heads; choose a multiple of {self.heads}")
         if self.positions == "learned" and self.longest < 1:

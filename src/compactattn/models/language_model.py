@@ -39,6 +39,7 @@ class LanguageModel(nn.Module):
         self.positions = nn.Embedding(config.longest, config.width) if config.positions == "learned" else None
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=0.02)
+        self.dropout = nn.Dropout(config.embedding_dropout)
         self.blocks = nn.ModuleList(BLOCKS[config.architecture](config) for _ in range(config.layers))
         self.norm = nn.LayerNorm(config.width, bias=not mosaic)
 
@@ -96,11 +97,11 @@ class LanguageModel(nn.Module):
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
         x = self.embedding(tokens)
         if self.positions is None:
-            return x
+            return self.dropout(x)
         end = start + tokens.shape[1]
         if end > self.config.longest:
             raise ValueError(f"{end} tokens, but this model learned positions for {self.config.longest} only")
-        return x + self.positions.weight[start:end]
+        return self.dropout(x + self.positions.weight[start:end])
 
 
 def build(config: ModelConfig, seed: int = 0) -> LanguageModel:

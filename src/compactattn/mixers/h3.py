@@ -1,0 +1,42 @@
+"""H3: a shift and a diagonal state space, with products between them (Fu, Dao, Saab, Thomas, Rudra and Ré, 2023)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from compactattn.mixers.convolution import DiagonalSSM, ShiftSSM, full_precision
+from compactattn.mixers.recurrence import Recurrence
+
+
+class Hungry(NamedTuple):
+    """What H3 keeps: the last keys, and the state of the diagonal SSM."""
+
+    keys: Tensor  # (B, state − 1, C)
+    state: Tensor  # (B, C, state / 2), complex
+
+
+class H3(Recurrence):
+    """y = W_o (q ⊙ SSM_diagonal(SSM_shift(k) ⊙ v)): the shift lets a value meet the key before it. Heads have one dimension."""
+
+    def __init__(self, width: int, state: int = 64) -> None:
+        super().__init__()
+        self.to_inputs = nn.Linear(width, 3 * width)
+        self.shift = ShiftSSM(width, state)
+        self.diagonal = DiagonalSSM(width, state)
+        self.to_output = nn.Linear(width, width)
+
+    def advance(self, x: Tensor, past: Hungry | None) -> tuple[Tensor, Hungry]:
+        q, k, v = self.to_inputs(x).chunk(3, -1)
+        with full_precision(x):
+            k, (keys,) = self.shift.advance(k, past and past[:1])
+            y, (state,) = self.diagonal.advance(k * v, past and past[1:])
+        return self.to_output(q * y), Hungry(keys, state)
+
+    def step(self, x: Tensor, past: Hungry | None) -> tuple[Tensor, Hungry]:
+        q, k, v = self.to_inputs(x).chunk(3, -1)
+        with full_precision(x):
+            k, (keys,) = self.shift.step(k, past and past[:1])
+            y, (state,) = self.diagonal.step(k * v, past and past[1:])
+        return self.to_output(q * y), Hungry(keys, state)

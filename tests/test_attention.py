@@ -60,6 +60,19 @@ def test_the_gradient_of_alpha_is_right_at_both_ends():
         assert abs(float((moved * g).sum()) / float(exact) - 1) < 1e-3, value
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_gradient_of_alpha_at_one_is_the_limit_from_above(dtype):
+    s = (torch.randn(3, 20, dtype=torch.float64) * 2).to(dtype)
+    g = torch.randn(3, 20, dtype=torch.float64).to(dtype)
+    alpha = torch.tensor(1.0, dtype=dtype, requires_grad=True)
+    (at_one,) = torch.autograd.grad(weights(s, entmax(alpha)), alpha, g)
+    w, g = torch.softmax(s.double(), -1), g.double()
+    limit = -0.5 * (w * w.log() ** 2 * (g - (w * g).sum(-1, keepdim=True))).sum()
+    assert abs(float(at_one) / float(limit) - 1) < 100 * torch.finfo(dtype).eps
+    moved = (weights(s.double(), entmax(1 + 1e-6)) - w) / 1e-6
+    assert abs(float((moved * g).sum()) / float(limit) - 1) < 1e-3
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("need", range(3))
 def test_one_gradient_alone_is_the_same_gradient(kernel, need):

@@ -293,11 +293,15 @@ def _kernel(kernel: Kernel | str) -> Kernel:
 
 
 def _orders(kernel: Kernel, heads: int, like: Tensor) -> Tensor | None:
-    """(heads,) r = 1/(alpha − 1) of a learned alpha, which is clamped to where that is a number; None if r is fixed."""
+    """(heads,) r = 1/(alpha − 1) of a learned alpha; None if r is fixed.
+
+    alpha = 1 takes the largest r, and the gradient of it: for r → ∞ that is the one of alpha → 1⁺, −½ Σ w ln²w (dw − Σ w dw).
+    """
     if kernel.profile.alpha is None:
         return None
     alpha = _per_head("alpha", kernel.profile.alpha, heads, like)
-    return 1 / (alpha - 1).clamp(torch.finfo(alpha.dtype).eps, 1.0)
+    gap = (alpha - 1).clamp(0.0, 1.0)  # unlike what lies beyond, the ends keep their gradient
+    return 1 / torch.where(gap == 0, gap + torch.finfo(alpha.dtype).eps, gap)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:

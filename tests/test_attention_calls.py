@@ -203,6 +203,7 @@ def test_values_that_cannot_be_checked_in_a_graph_still_give_no_nan():
         ({"scale": torch.tensor(math.inf)}, ["positive and finite"]),
         ({"q": torch.ones(2, 4, 5, 0)}, ["head dim 0", "1 to 256"]),
         ({"backend": "fused"}, ["'fused' is not available", "auto, reference"]),
+        ({"backend": "cuda"}, ["backend='cuda' is unknown", "auto, fused, reference"]),
     ],
 )
 def test_bad_input_is_refused_with_what_was_given_and_what_to_do(change, words):
@@ -220,6 +221,14 @@ def test_bad_scores_are_refused():
         weights(torch.tensor(1.0))
     with pytest.raises(ValueError, match="scale must be positive"):
         weights(torch.ones(3), scale=0)
+
+
+def test_a_second_derivative_is_refused_in_our_own_words():
+    q, k, v = draw(3, 3)
+    for out in (attend(q, k, v), weights(q)):
+        (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
+        with pytest.raises(RuntimeError, match="attend and weights have no second derivative; detach"):
+            gradient.sum().backward()
 
 
 def test_auto_says_once_which_backend_it_chose(caplog):

@@ -135,6 +135,13 @@ def _full_precision(x: Tensor) -> torch.autocast:
     return torch.autocast(x.device.type, enabled=False)
 
 
+def _refuse_second(*_: Any) -> None:
+    """Stands for the gradient of a gradient."""
+    raise RuntimeError(
+        "attend and weights have no second derivative; detach their gradients, or take differences of them instead"
+    )
+
+
 @custom_op("compactattn::attend", mutates_args=())
 def _attend(
     q: Tensor,
@@ -232,6 +239,7 @@ def _pull_attend(ctx: Any, do: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _attend.register_autograd(_pull_attend, setup_context=_save_attend)
+_attend_backward.register_autograd(_refuse_second)
 
 
 @custom_op("compactattn::weights", mutates_args=())
@@ -281,6 +289,7 @@ def _pull_weights(ctx: Any, dw: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]
 
 
 _weights.register_autograd(_pull_weights, setup_context=_save_weights)
+_weights_backward.register_autograd(_refuse_second)
 
 
 # -- the edge: checks and choices ----------------------------------------------------------------
@@ -341,7 +350,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 def _choose(backend: str, q: Tensor, lacking: str = "") -> bool:
     """Whether the fused kernels do the work; else it is the reference. `lacking` is what they have no form of."""
     if backend not in BACKENDS:
-        raise ValueError(f"backend={backend!r} is not available; choose one of {', '.join(BACKENDS)}")
+        raise ValueError(f"backend={backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
     if backend == "reference":
         return False
     on_cpu = q.device.type == "cpu"

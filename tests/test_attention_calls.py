@@ -3,6 +3,7 @@
 import logging
 import math
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,6 +26,7 @@ from compactattn import (
     topk_softmax,
     weights,
 )
+from compactattn.fused import launch
 from compactattn.kernels import encode
 from compactattn.masks import resolve
 
@@ -229,6 +231,25 @@ def test_a_second_derivative_is_refused_in_our_own_words():
         (gradient,) = torch.autograd.grad(out.square().sum(), q, create_graph=True)
         with pytest.raises(RuntimeError, match="attend and weights have no second derivative; detach"):
             gradient.sum().backward()
+
+
+@pytest.mark.parametrize("found", ["3.4.0", "3.3.1+git0", "2.1"])
+def test_an_old_triton_is_refused_where_fused_is_asked_for_and_left_alone_by_auto(found, monkeypatch, caplog):
+    attention._announce.cache_clear()
+    q, k, v = draw(3, 3)
+    on_gpu = SimpleNamespace(device=SimpleNamespace(type="cuda", index=0), dtype=torch.float16)
+    monkeypatch.setattr(launch, "is_new", lambda index: True)
+    monkeypatch.setattr(launch, "find_spec", lambda name: "there")
+    for given, old in (("3.5.0", False), ("3.10.1", False), ("4.0", False), (found, True)):
+        monkeypatch.setattr(launch, "version", lambda name, given=given: given)
+        monkeypatch.setattr(launch, "NO_TRITON", launch.lack_triton())
+        with caplog.at_level(logging.INFO, logger="compactattn"):
+            assert attention._choose("auto", on_gpu) is not old
+    assert f"because Triton {found} is older than 3.5" in caplog.text
+    with pytest.raises(ValueError) as error:
+        attend(q, k, v, backend="fused")
+    assert all(word in str(error.value) for word in (f"Triton {found} is older than 3.5", "pip install", "auto, reference"))
+    assert torch.equal(attend(q, k, v), attend(q, k, v, backend="reference"))
 
 
 def test_auto_says_once_which_backend_it_chose(caplog):

@@ -16,7 +16,7 @@ from rich import box
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from compactattn.cli.app import UsageError, console, parse_kernel
+from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folder
 from compactattn.evaluation.exact_match import Match, Mode
 from compactattn.experiments import length_generalisation as length_gen
 from compactattn.experiments.length_generalisation import default_lengths
@@ -155,11 +155,16 @@ def evaluate_lengths(folder: Path, lengths: Sequence[int] | None, mode: Mode, sa
 
 
 def write_page(runs: Sequence[Path], out: Path, device: str) -> Path:
-    from compactattn.report.page import write_report  # matplotlib takes a second: only commands that draw wait for it
+    # matplotlib takes a second: only commands that draw wait for it
+    from compactattn.report.page import compare_evaluated, write_report
     from compactattn.report.runs import load
 
     try:
-        return write_report(load(runs), out, _inspect(runs, device))
+        found = load(runs)
+        compare_evaluated(found)  # so that no folder is left behind for runs that make no report
+        inspections = _inspect(runs, device)
+        prepare_folder(out)
+        return write_report(found, out, inspections)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

@@ -15,8 +15,6 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
-from matplotlib.textpath import TextToPath
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from compactattn.report.comparison import Comparison, Line
@@ -42,10 +40,7 @@ STYLE = STYLE | {
     "axes.spines.right": False,
 }
 LINE_HEIGHT = 0.155  # inches from one name to the next
-LEFT = 0.13  # where a panel with names begins, as a share of the figure
-NAMES_FROM = 1.13  # where the names begin, in widths of the panel
-NAME_SIZE = 8.5
-LONGEST_NAME = 22  # characters in one line of a name
+LONGEST_NAME = 22  # characters in one line of a name: as many as fit beside a panel
 BANDS = 5  # lines up to which each gets a band
 SMOOTH = 60  # points of a loss curve
 
@@ -53,10 +48,9 @@ SMOOTH = 60  # points of a loss curve
 def draw_extrapolation(comparison: Comparison) -> Figure:
     """Exact match against test length, one line for each variant; the lengths of training are shaded."""
     with matplotlib.rc_context(STYLE):
-        labels = [line.label for line in comparison.lines]
-        height = max(3.4, 1.0 + LINE_HEIGHT * sum(map(count_lines, labels)))
+        height = max(3.4, 1.0 + LINE_HEIGHT * sum(count_lines(line.label) for line in comparison.lines))
         figure = Figure(figsize=(WIDTH, height))
-        panel = figure.add_axes((LEFT, 0.62 / height, share_of_width(labels), 1 - 0.86 / height))
+        panel = figure.add_axes((0.13, 0.62 / height, 0.53, 1 - 0.86 / height))
         _draw_lines(panel, comparison, comparison.lines, bands=shows_bands(comparison))
         _scale_lengths(panel, comparison, _measured(comparison), tokens=True)
         panel.set_ylabel("samples answered exactly", labelpad=4)
@@ -163,10 +157,8 @@ def name_ends(panel: Axes, ends: Sequence[tuple[str, float, float, Any]], scale:
         panel.plot([1.035, 1.115], [place, place], linewidth=1.5, linestyle=look.dashes, **style)
         fill = "none" if look.hollow else look.colour
         panel.plot([1.075], [place], linestyle="", marker=look.marker, markersize=3.2, markerfacecolor=fill, **style)
-        panel.text(
-            NAMES_FROM, place, break_name(label), transform=panel.transAxes, color=look.colour, va="center", size=NAME_SIZE,
-            linespacing=1.05,
-        )  # fmt: skip
+        name = break_name(label)
+        panel.text(1.13, place, name, transform=panel.transAxes, color=look.colour, va="center", size=8.5)
 
 
 def break_name(label: str) -> str:
@@ -176,14 +168,6 @@ def break_name(label: str) -> str:
 
 def count_lines(label: str) -> int:
     return break_name(label).count("\n") + 1
-
-
-def share_of_width(labels: Sequence[str]) -> float:
-    """The width of a panel, as a share of the figure's, that leaves room for the names beside it."""
-    font = FontProperties(size=NAME_SIZE)
-    lines = (line for label in labels for line in break_name(label).splitlines())
-    widest = max(TextToPath().get_text_width_height_descent(line, font, False)[0] / 72 for line in lines)
-    return min(0.53, (1 - LEFT - (widest + 0.05) / WIDTH) / NAMES_FROM)
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:
@@ -209,10 +193,9 @@ def draw_training(comparison: Comparison) -> Figure | None:
     if not lines:
         return None
     with matplotlib.rc_context(STYLE):
-        labels = [line.label for line in lines]
-        height = max(2.9, 0.9 + LINE_HEIGHT * sum(map(count_lines, labels)))
+        height = max(2.9, 0.9 + LINE_HEIGHT * sum(count_lines(line.label) for line in lines))
         figure = Figure(figsize=(WIDTH, height))
-        panel = figure.add_axes((LEFT, 0.5 / height, share_of_width(labels), 1 - 0.65 / height))
+        panel = figure.add_axes((0.13, 0.5 / height, 0.53, 1 - 0.65 / height))
         ends = []
         for line in lines:
             look = look_of(line.variant)

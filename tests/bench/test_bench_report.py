@@ -27,7 +27,8 @@ def training_row(architecture, kernel, speed):
     """A mosaic takes 10 ms, a transformer 8."""
     return {
         "architecture": architecture, "kernel": kernel, "layers": "8", "compile": "parts", "graph": "True", "status": "ok",
-        "median_ms": "8.0" if architecture == "transformer" else "10.0", "tokens_per_second": str(speed), "memory_mib": "900", "command": "compactattn bench training",
+        "median_ms": "8.0" if architecture == "transformer" else "10.0",
+        "tokens_per_second": str(speed), "memory_mib": "900", "command": "compactattn bench training",
         **ENVIRONMENT,
     }  # fmt: skip
 

@@ -17,6 +17,7 @@ def pytest_configure(config):
     if not GPU and not TRIAL:
         pytest.exit("make test-gpu needs a GPU that PyTorch can use, and torch.cuda.is_available() is false here", returncode=1)
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # there are enough processes
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic products ask for, before the first one
     config.addinivalue_line("filterwarnings", "default")  # a remark of the compiler's is no failure
     if TRIAL:
         config.addinivalue_line("filterwarnings", "ignore::RuntimeWarning")  # NumPy's, of log2(0) and inf − inf

@@ -161,13 +161,14 @@ def test_every_rule_has_a_case():
     [
         ({"q": torch.ones(1, 4, 65, 4)}, "130 queries for each key head"),
         ({"q": torch.ones(1, 4, 10, 4), "backend": "fused"}, "takes 16 queries for each key head in fp32, got 20"),
-        ({"lengths": [4]}, "key lengths must lie in 0..3"),
-        ({"lengths": [1, 2]}, "Padding needs 1 key lengths"),
+        ({"lengths": [4]}, "decode key lengths must lie in 0..3"),
+        ({"lengths": [1, 2]}, "decode needs 1 key lengths"),
+        ({"lengths": [1.5]}, "decode takes whole lengths"),
         ({"lengths": [2], "mask": Causal(start=1)}, "leave out Packed and the start of Causal"),
         ({"lengths": [2], "mask": Packed([3], queries=[1])}, "leave out Packed and the start of Causal"),
         ({"pages": Pages.of(torch.ones(1, 2, 70, 4))}, "pages are those of another cache: (1, 2, 2, 4)"),
         ({"pages": Pages.of(torch.ones(1, 2, 3, 4)), "mask": Bias(torch.zeros(3))}, "a Bias has no bound"),
-        ({"backend": "dense"}, "backend='dense' is not available"),
+        ({"backend": "dense"}, "backend='dense' is unknown; choose one of auto, fused, reference"),
         ({"k": torch.ones(1, 3, 3, 4)}, "k and v must share heads"),
     ],
 )
@@ -176,6 +177,13 @@ def test_an_error_says_what_was_given_and_what_to_do(change, said):
     with pytest.raises((ValueError, TypeError)) as error:
         decode(**call)
     assert said in str(error.value)
+
+
+def test_pages_speak_of_themselves_and_not_of_their_numbers():
+    with pytest.raises(ValueError, match="Pages needs 1 key lengths"):
+        Pages.of(torch.ones(1, 2, 70, 4), [1, 2])
+    half = "<float32 of shape (1, 2, 2, 4)>"
+    assert repr(Pages.of(torch.ones(1, 2, 70, 4))) == f"Pages(low={half}, high={half}, filled=<int32 of shape (1,)>)"
 
 
 def test_appending_past_the_end_or_other_shapes_is_refused():

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +20,7 @@ from compactattn.training import checkpoint
 from compactattn.training.config import vary
 from compactattn.training.records import read_metrics
 
+RESULTS = Path(__file__).parent.parent / "results"
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--steps", "6", "--batch", "8", "--device", "cpu"]
 
 
@@ -159,6 +161,19 @@ def test_bad_lengths_and_prompts_are_told_in_one_sentence(run, capsys):
     assert "whole numbers" in refuse(["evaluate", str(run), "--lengths", "64;128", "--device", "cpu"], capsys)
     assert "length" in refuse(["evaluate", str(run), "--lengths", "1", "--device", "cpu"], capsys)
     assert "'x'" in refuse(["generate", str(run), "--prompt", "x", "--device", "cpu"], capsys)
+
+
+def test_a_report_that_fails_leaves_no_folder_behind(tmp_path, capsys):
+    cli.main(["train", "length-gen", *TINY, "--steps", "1", "--no-evaluate", "--out", str(tmp_path / "fresh")])
+    for given, words in (("nowhere", "does not exist"), ("fresh", "no run has been evaluated")):
+        assert words in refuse(["report", str(tmp_path / given), "--out", str(tmp_path / "report")], capsys)
+        assert not (tmp_path / "report").exists()
+
+
+def test_a_report_that_cannot_be_written_is_told_in_one_sentence(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    said = refuse(["report", str(RESULTS / "demo"), "--out", str(tmp_path / "file")], capsys)
+    assert "cannot write to" in said
 
 
 def test_a_second_run_in_the_same_folder_is_refused(run, capsys):

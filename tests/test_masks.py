@@ -113,6 +113,27 @@ def test_a_fractional_offset_is_refused():
         Causal(1.5)
 
 
+def test_joining_with_none_says_to_leave_it_out():
+    for join in (lambda: Causal() & None, lambda: None & Causal()):
+        with pytest.raises(TypeError, match=r"None is no mask, .*; use the other mask alone"):
+            join()
+
+
+@pytest.mark.parametrize(
+    ("mask", "text"),
+    [
+        (Causal(), "Causal()"),
+        (Causal(offset=1, start=4), "Causal(offset=1, start=4)"),
+        (Padding([3, 4], queries=torch.ones(2).int()), "Padding(lengths=[3, 4], queries=<int32 of shape (2,)>)"),
+        (Packed(list(range(9))), "Packed(lengths=<9 numbers>)"),
+        (Allowed(torch.ones(2, 1, 6, 6).bool()), "Allowed(tensor=<bool of shape (2, 1, 6, 6)>)"),
+        (Causal(1) & torch.ones(6, 6) & ALiBi(), "Causal(offset=1) & Bias(tensor=<float32 of shape (6, 6)>) & ALiBi()"),
+    ],
+)
+def test_a_printed_mask_tells_sizes_and_not_whole_tensors(mask, text):
+    assert repr(mask) == text
+
+
 def test_a_mask_of_the_wrong_kind_is_refused():
     for mask in (
         Allowed(torch.ones(4, 5)),

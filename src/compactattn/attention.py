@@ -142,6 +142,13 @@ def _full_precision(x: Tensor) -> torch.autocast:
     return torch.autocast(x.device.type, enabled=False)
 
 
+def _refuse_second(*_: Any) -> None:
+    """Stands for the gradient of a gradient."""
+    raise RuntimeError(
+        "attend and weights have no second derivative; detach their gradients, or take differences of them instead"
+    )
+
+
 @custom_op("compactattn::attend", mutates_args=())
 def _attend(
     q: Tensor,
@@ -247,6 +254,7 @@ def _pull_attend(ctx: Any, do: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
 
 
 _attend.register_autograd(_pull_attend, setup_context=_save_attend)
+_attend_backward.register_autograd(_refuse_second)
 
 
 @custom_op("compactattn::weights", mutates_args=())
@@ -296,6 +304,7 @@ def _pull_weights(ctx: Any, dw: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]
 
 
 _weights.register_autograd(_pull_weights, setup_context=_save_weights)
+_weights_backward.register_autograd(_refuse_second)
 
 
 # -- the edge: checks and choices ----------------------------------------------------------------
@@ -308,11 +317,15 @@ def _kernel(kernel: Kernel | str) -> Kernel:
 
 
 def _orders(kernel: Kernel, heads: int, like: Tensor) -> Tensor | None:
-    """(heads,) r = 1/(alpha − 1) of a learned alpha, which is clamped to where that is a number; None if r is fixed."""
+    """(heads,) r = 1/(alpha − 1) of a learned alpha; None if r is fixed.
+
+    alpha = 1 takes the largest r, and the gradient of it: for r → ∞ that is the one of alpha → 1⁺, −½ Σ w ln²w (dw − Σ w dw).
+    """
     if kernel.profile.alpha is None:
         return None
     alpha = _per_head("alpha", kernel.profile.alpha, heads, like)
-    return 1 / (alpha - 1).clamp(torch.finfo(alpha.dtype).eps, 1.0)
+    gap = (alpha - 1).clamp(0.0, 1.0)  # unlike what lies beyond, the ends keep their gradient
+    return 1 / torch.where(gap == 0, gap + torch.finfo(alpha.dtype).eps, gap)
 
 
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -352,7 +365,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
 def _choose(backend: str, q: Tensor, lacking: str = "") -> bool:
     """Whether the fused kernels do the work; else it is the reference. `lacking` is what they have no form of."""
     if backend not in BACKENDS:
-        raise ValueError(f"backend={backend!r} is not available; choose one of {', '.join(BACKENDS)}")
+        raise ValueError(f"backend={backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
     if backend == "reference":
         return False
     on_cpu = q.device.type == "cpu"

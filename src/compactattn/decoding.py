@@ -18,7 +18,7 @@ from compactattn import attention, reference
 from compactattn.fused import decode_launch
 from compactattn.fused.decode_launch import MOST_FP32_ROWS, MOST_ROWS, PAGE, Bounds
 from compactattn.kernels import Fixed, Kernel, Nearest, Rule, encode, values_are_free
-from compactattn.masks import Causal, Mask, MaskLike, Packed, Padding, View, as_mask, resolve
+from compactattn.masks import Causal, Mask, MaskLike, Packed, View, as_mask, read_lengths, resolve, sketch
 from compactattn.reference import Block
 from compactattn.rows import Order, accumulator, weigh
 
@@ -27,7 +27,7 @@ SEEDS = 8  # pages of each query that the reference reads before it judges the o
 Lengths = Tensor | Sequence[int]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Pages:
     """Elementwise least and largest keys of each page of 64, kept beside a cache of keys.
 
@@ -40,13 +40,16 @@ class Pages:
     high: Tensor  # (B, H', P, D)
     filled: Tensor  # (B,) keys added so far
 
+    def __repr__(self) -> str:
+        return f"Pages(low={sketch(self.low)}, high={sketch(self.high)}, filled={sketch(self.filled)})"
+
     @staticmethod
     def of(k: Tensor, lengths: Lengths | None = None) -> Pages:
         """Pages of a cache (B, H', K, D) that holds `lengths[b]` keys of sample b; by default it is full."""
         _check_cache(k)
         batch, _, keys, _ = k.shape
         lengths = [keys] * batch if lengths is None else lengths
-        _, hi = _stand(lengths, resolve(None, (batch, 1, 1, keys), k.device))
+        _, hi = _stand(lengths, resolve(None, (batch, 1, 1, keys), k.device), "Pages")
         filled = hi[:, 0].expand(batch).to(torch.int32).clone(memory_format=torch.contiguous_format)
         there = (torch.arange(keys, device=k.device) < filled[:, None])[:, None, :, None]
         room = (0, 0, 0, -keys % PAGE)
@@ -71,14 +74,14 @@ class Pages:
         self.filled.add_(n)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Filled(Mask):
     """Sample b holds `lengths[b]` keys, and its last query stands at the last of them."""
 
     lengths: Lengths
 
     def narrow(self, view: View) -> View:
-        at, hi = _stand(self.lengths, view)
+        at, hi = _stand(self.lengths, view, "decode")
         return replace(view, at=at, hi=hi)
 
 
@@ -237,9 +240,10 @@ def _of_group(x: Tensor, group: int) -> Tensor:
 # -- the edge ------------------------------------------------------------------------------------
 
 
-def _stand(lengths: Lengths, view: View) -> tuple[Tensor, Tensor]:
+def _stand(lengths: Lengths, view: View, taker: str) -> tuple[Tensor, Tensor]:
     """Where each query stands in a cache that holds so many keys, and how far it sees: (B, Q) each."""
-    hi = Padding(lengths).narrow(view).hi
+    batch, _, _, keys = view.shape
+    hi = torch.minimum(view.hi, read_lengths(lengths, batch, keys, view, taker)[:, None])
     return view.at - view.shape[3] + hi, hi
 
 

@@ -169,8 +169,8 @@ def gaussian() -> Kernel:
 def entmax(alpha: float | Tensor | None = None, *, r: float | None = None) -> Kernel:
     """α-entmax: w_i = [(α−1) s_i − τ]₊^{1/(α−1)} with Σ w = 1, for 1 < α ≤ 2 (paper Eqs. 1 and 9).
 
-    A tensor alpha, of shape () or (heads,), is learned: its gradient is exact, and alpha = 1 is softmax.
-    Its values are checked in eager mode on a CPU; elsewhere they are clamped to [1, 2].
+    A tensor alpha, of shape () or (heads,), is learned: its gradient is exact, and alpha = 1 is softmax with the
+    gradient of alpha → 1⁺. The values are checked in eager mode on a CPU; elsewhere they are clamped to [1, 2].
     The order r = 1/(α−1) may be given in place of alpha.
     """
     if alpha is None or r is not None:

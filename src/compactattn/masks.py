@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from compactattn.kernels import values_are_free
+
+LONGEST_SHOWN = 8  # numbers of a list that a printed mask shows
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +44,9 @@ class View:
 class Mask:
     """Something that narrows a View. Join masks with `&`: Causal(1) & Padding(lengths)."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(f'{x.name}={sketch(getattr(self, x.name))}' for x in _given(self))})"
+
     def __and__(self, other: Mask | Tensor) -> Mask:
         return Joined((*self.parts, *as_mask(other).parts))
 
@@ -55,16 +61,19 @@ class Mask:
         raise NotImplementedError
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Joined(Mask):
     members: tuple[Mask, ...]
+
+    def __repr__(self) -> str:
+        return " & ".join(map(repr, self.members))
 
     @property
     def parts(self) -> tuple[Mask, ...]:
         return self.members
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Causal(Mask):
     """A query at position p sees the keys j ≤ p − offset. offset = 1 is strictly past, as in Memory Mosaics.
 
@@ -85,7 +94,7 @@ class Causal(Mask):
         return replace(view, at=at, hi=torch.minimum(view.hi, at + (1 - self.offset)))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Padding(Mask):
     """Sample b has `lengths[b]` keys; the rest is padding. `queries`, if given, does the same for query rows.
 
@@ -97,14 +106,15 @@ class Padding(Mask):
 
     def narrow(self, view: View) -> View:
         batch, _, queries, keys = view.shape
-        hi = torch.minimum(view.hi, _lengths(self.lengths, batch, keys, "key", view)[:, None])
+        hi = torch.minimum(view.hi, read_lengths(self.lengths, batch, keys, view, "Padding")[:, None])
         if self.queries is not None:
-            real = torch.arange(queries, device=hi.device) < _lengths(self.queries, batch, queries, "query", view)[:, None]
+            most = read_lengths(self.queries, batch, queries, view, "Padding", "query")[:, None]
+            real = torch.arange(queries, device=hi.device) < most
             hi = torch.where(real, hi, view.lo)
         return replace(view, hi=hi)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Packed(Mask):
     """Sequences of the given lengths lie end to end along time; none sees another.
 
@@ -137,7 +147,7 @@ class Packed(Mask):
         return replace(view, at=at[None], lo=lo, hi=torch.minimum(view.hi, key_ends[sequence]))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Allowed(Mask):
     """A boolean tensor that broadcasts to (B, H, Q, K): True where a query may see a key."""
 
@@ -150,7 +160,7 @@ class Allowed(Mask):
         return replace(view, allowed=allowed if view.allowed is None else view.allowed & allowed)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Bias(Mask):
     """A tensor added to the scaled scores; it broadcasts to (B, H, Q, K) and has a gradient. −inf hides a key."""
 
@@ -163,7 +173,7 @@ class Bias(Mask):
         return replace(view, bias=bias if view.bias is None else view.bias + bias)
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ALiBi(Mask):
     """Adds −slope_h · |distance between query and key|. Default slopes: 2^(−8(h+1)/H), as published.
 
@@ -198,6 +208,8 @@ def as_mask(mask: Mask | Tensor) -> Mask:
         if mask.dtype != torch.bool and not mask.is_floating_point():
             raise TypeError(f"a mask tensor is boolean or floating-point, got {mask.dtype}; use mask.bool()")
         return Allowed(mask) if mask.dtype == torch.bool else Bias(mask)
+    if mask is None:
+        raise TypeError("None is no mask, and nothing joins with it; use the other mask alone")
     called = isinstance(mask, type) and issubclass(mask, Mask)
     remedy = f"call it: {mask.__name__}(...)" if called else "join several with &, as in Causal(offset=1) & Padding(lengths)"
     raise TypeError(f"a mask is a Mask, a tensor or None, got {type(mask).__name__}; {remedy}")
@@ -221,21 +233,34 @@ def resolve(mask: MaskLike, shape: tuple[int, int, int, int], device: torch.devi
     return view
 
 
-def _whole(lengths: Tensor | Sequence[int], mask: str) -> Tensor:
+def _given(mask: Mask) -> list[Field[Any]]:
+    """The fields of a mask that differ from their default."""
+    return [] if not is_dataclass(mask) else [x for x in fields(mask) if getattr(mask, x.name) is not x.default]
+
+
+def sketch(x: object) -> str:
+    """What to print of a field: a tensor or a long list by its size alone."""
+    if isinstance(x, Tensor):
+        return f"<{str(x.dtype).removeprefix('torch.')} of shape {tuple(x.shape)}>"
+    return f"<{len(x)} numbers>" if isinstance(x, Sequence) and len(x) > LONGEST_SHOWN else repr(x)
+
+
+def _whole(lengths: Tensor | Sequence[int], taker: str) -> Tensor:
     if not isinstance(lengths, Tensor):
         lengths = torch.tensor(list(lengths) if isinstance(lengths, Iterable) else math.nan)
     if lengths.numel() and (lengths.is_floating_point() or lengths.dtype == torch.bool):
         given = f"{lengths.dtype} of shape {tuple(lengths.shape)}"
-        raise TypeError(f"{mask} takes whole lengths, got {given}; a (batch, keys) mask is mask[:, None, None]")
+        raise TypeError(f"{taker} takes whole lengths, got {given}; a (batch, keys) mask is mask[:, None, None]")
     return lengths.long()
 
 
-def _lengths(lengths: Tensor | Sequence[int], batch: int, most: int, what: str, view: View) -> Tensor:
-    given = _whole(lengths, "Padding")
+def read_lengths(lengths: Tensor | Sequence[int], batch: int, most: int, view: View, taker: str, what: str = "key") -> Tensor:
+    """(B,) lengths as a tensor beside the View; an error speaks of `taker`, to whom they were given."""
+    given = _whole(lengths, taker)
     if given.shape != (batch,):
-        raise ValueError(f"Padding needs {batch} {what} lengths, one per sample; got shape {tuple(given.shape)}")
+        raise ValueError(f"{taker} needs {batch} {what} lengths, one per sample; got shape {tuple(given.shape)}")
     if values_are_free(given) and bool(((given < 0) | (given > most)).any()):
-        raise ValueError(f"Padding {what} lengths must lie in 0..{most}, got {given.tolist()}")
+        raise ValueError(f"{taker} {what} lengths must lie in 0..{most}, got {given.tolist()}")
     return given.to(view.at)
 
 

@@ -3,6 +3,8 @@
 import pytest
 from benchmarks import report
 
+from compactattn.bench import goals
+
 ENVIRONMENT = {
     "started": "2026-01-02T03:04:05",
     "commit": "abc1234",
@@ -22,9 +24,11 @@ def attention_row(contestant, kernel, both, status="ok", length=512):
 
 
 def training_row(architecture, kernel, speed):
+    """A mosaic takes 10 ms, a transformer 8."""
     return {
         "architecture": architecture, "kernel": kernel, "layers": "8", "compile": "parts", "graph": "True", "status": "ok",
-        "median_ms": "10.0", "tokens_per_second": str(speed), "memory_mib": "900", "command": "compactattn bench training",
+        "median_ms": "8.0" if architecture == "transformer" else "10.0",
+        "tokens_per_second": str(speed), "memory_mib": "900", "command": "compactattn bench training",
         **ENVIRONMENT,
     }  # fmt: skip
 
@@ -61,9 +65,40 @@ def test_training_steps_are_judged_by_both_goals(rows):
         training_row("mosaic", "biweight", 490_000),  # more than 450,000, but the transformer is 1.43 times as fast
     ]
     text = report.steps_section()
-    assert "| 8 | mosaic, `sparsemax` | parts, graph | 10.00 | 510 | 900 | reached |" in text
-    assert "| 8 | mosaic, `biweight` | parts, graph | 10.00 | 490 | 900 | **lost** |" in text
+    assert "| 8 | mosaic, `sparsemax` | parts, graph | 10.00 | 1.25 | 510 | 900 | reached |" in text
+    assert "| 8 | mosaic, `biweight` | parts, graph | 10.00 | 1.25 | **490** | 900 | lost |" in text
     assert "goal 500" in text
+
+
+def test_the_summary_counts_what_is_reached_lost_and_not_measured(rows):
+    weights = {"kernel": "sparsemax", "ratio": "0.3", "goal": "0.25"}
+    memory = {"kernel": "sparsemax", "shape": "1x1", "above_inputs_mib": "50", "limit_mib": "50"}
+    rows |= {"cpu_weights": [weights, weights | {"kernel": "biweight", "ratio": "0.2"}], "cpu_memory": [memory]}
+    rows["attention"] = [
+        attention_row("ours", "biweight", "1.0"),
+        attention_row("adasplash-2", "biweight", "2.0"),
+        attention_row("ours", "biweight", "", "wrong: relative error 1 of dq", length=2048),
+        attention_row("adasplash-2", "biweight", "2.0", length=2048),
+        attention_row("ours", "biweight", "3.0", length=8192),
+    ]
+    rows["training"] = [training_row("transformer", "gaussian", 500_000), training_row("mosaic", "sparsemax", 400_000)]
+    cells = sum(len(goal.kernels) * len(goal.limits) for goal in goals.GOALS) * len(goals.HEAD_DIMS)
+    assert report.summary() == (
+        "Goals reached of those measured: a training step on a GPU, 0 of 1; weights on a CPU, 1 of 2; memory on a CPU, all 1; "
+        f"attention on a GPU, 1 of 2. Not measured: {cells - 2} of attention on a GPU."
+    )
+
+
+def test_a_number_is_bold_only_where_it_misses_its_goal(rows):
+    assert report.mark("0.20", True) == "0.20"
+    assert report.mark("0.30", False) == "**0.30**, lost"
+    shared = {f"{who}_{what}_ms": "1" for who in ("ours", "peer") for what in ("median", "p20", "p80")}
+    shared |= {f"{who}_{kind}": "0" for who in ("ours", "peer") for kind in ("error", "gradient_error")}
+    shared |= {"peer": "package", "goal": "0.25"}
+    rows["cpu_weights"] = [shared | {"kernel": "sparsemax", "ratio": "0.3"}, shared | {"kernel": "biweight", "ratio": "0.2"}]
+    slow, fast = report.weights_table().splitlines()[2:]
+    assert "| **0.3**, lost | ≤ 0.25 |" in slow
+    assert "| 0.2 | ≤ 0.25 |" in fast
 
 
 def test_decode_steps_are_shown_beside_sdpa(rows):
@@ -78,4 +113,4 @@ def test_decode_steps_are_shown_beside_sdpa(rows):
     ]
     text = report.decode_section()
     assert "| random | 131,072 | `biweight` | ours | 0.500 | 0.50 | – | 1e-3 |" in text
-    assert "| random | 131,072 | `biweight` | ours-pages | 1.500 | 1.50, **lost** | 0.25 | 1e-3 |" in text
+    assert "| random | 131,072 | `biweight` | ours-pages | 1.500 | **1.50**, lost | 0.25 | 1e-3 |" in text

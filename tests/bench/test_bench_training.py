@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from compactattn.bench import training
+from compactattn.bench import attention, decode, training
 from compactattn.bench.results import read
 from compactattn.models.zoo import Size
 from compactattn.training.config import RunError
@@ -47,6 +47,13 @@ def test_a_model_that_fails_has_a_row(monkeypatch):
     row = training.measure(training.plan(["biweight"], [1], "none", False)[1], CPU)
     assert row["status"] == "failed: RuntimeError: out of memory"
     assert row["tokens_per_second"] == ""
+
+
+@pytest.mark.parametrize("command", [attention, training, decode], ids=lambda command: command.__name__.rpartition(".")[2])
+def test_a_wrong_kernel_is_told_before_a_gpu_is_looked_for(command, monkeypatch, tmp_path):
+    monkeypatch.setattr(command, "require_gpu", lambda: pytest.fail("looked for a GPU"))
+    with pytest.raises(RunError, match="unknown kernel 'sparsemx'; did you mean 'sparsemax'"):
+        command.run("sparsemx", out=tmp_path / "rows.csv")
 
 
 def test_a_mistake_in_the_options_is_told_in_a_sentence(tmp_path):

@@ -28,9 +28,15 @@ def drawn(comparison):
     short = [make_inspection("biweight", length=20, heads=1), make_inspection("gaussian", length=20)]
     labelled = Inspection("biweight", 0, 0, short[0].weights, short[0].support, short[0].bandwidth, ["$x"] * 20)
     few = compare([make_run(kernel="gaussian"), make_run(), make_run(seed=1)])[0]
+    all_long = [run for run in make_all_runs(seeds=1) if run.config.data["task"] == "mqmtar"]
+    all_long += [make_run(kernel=kernel, layers=12, width=768) for kernel in ("norm_relu", "topk_uniform(32)")]
+    long = compare(all_long)[0]
+    assert max(len(line.label) for line in long.lines) > 35
     return {
         "extrapolation": figures.draw_extrapolation(comparison),
         "few": figures.draw_extrapolation(few),
+        "long": figures.draw_extrapolation(long),
+        "long training": figures.draw_training(long),
         "paper": figures.draw_against_paper(comparison),
         "training": figures.draw_training(comparison),
         "attention": maps.draw_attention(INSPECTIONS),
@@ -40,7 +46,7 @@ def drawn(comparison):
     }
 
 
-NAMES = ["extrapolation", "few", "paper", "training", "attention", "labelled", "support", "heads"]
+NAMES = ["extrapolation", "few", "long", "long training", "paper", "training", "attention", "labelled", "support", "heads"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -126,6 +126,16 @@ def test_an_interval_is_called_what_it_is_for_each_of_the_two():
     assert "the first is over 3 seeds; the second is over test samples, from a single seed" in details
 
 
+def test_the_headline_counts_the_seeds_where_the_two_differ_in_them():
+    runs = [make_run({64: 1, 128: share}, seed=seed) for seed, share in enumerate([0.8, 0.9, 0.85])]
+    headline, _ = told(*runs, make_run({64: 1, 128: 0.1}, kernel="gaussian"))
+    assert "samples exactly right (3 seeds); Gaussian attention gets 10 % (1 seed)." in headline
+    headline, _ = told(*runs, make_run({64: 1, 128: 0.9}, kernel="gaussian"))
+    assert headline.endswith("samples exactly right (3 seeds), Gaussian attention 90 % (1 seed).")
+    headline, _ = told(runs[0], make_run({64: 1, 128: 0.1}, kernel="gaussian"))
+    assert "seed" not in headline
+
+
 def test_a_difference_within_the_intervals_is_called_chance():
     runs = [make_run({64: 1, 128: share}, seed=seed) for seed, share in enumerate([0.2, 0.9])]
     runs += [make_run({64: 1, 128: share}, seed=seed, kernel="gaussian") for seed, share in enumerate([0.1, 0.3])]

@@ -63,6 +63,13 @@ def test_the_page_opens_with_the_main_finding(page):
     assert page.index("<h1>") < page.index("<svg") < page.index("<table") < page.index("How it was made</h2>")
 
 
+def test_a_page_without_a_look_inside_says_why(page, tmp_path):
+    write_report([make_run()], tmp_path)
+    for name in ("index.html", "report.md"):
+        assert "Attention from inside is not shown: it takes the weights" in (tmp_path / name).read_text(encoding="utf-8")
+    assert "is not shown" not in page
+
+
 def test_every_element_is_closed_and_every_id_is_one(page):
     elements = Elements(page)
     assert elements.open == []

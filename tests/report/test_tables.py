@@ -19,13 +19,20 @@ def test_markdown_reads_as_the_paper_does():
     assert tables.format_markdown(example()).splitlines() == [
         "| Kernel | 1× (64) | 2× (128) | 4× (256) | 8× (512) | 16× (1,024) | 32× (2,048) | 64× (4,096) |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| **Gaussian** | **0.99**<sup>0.99</sup> | – | **0.25**<sup>0.25</sup> | – | – | – | – |",
+        "| **Gaussian** (1 seed) | **0.99**<sup>0.99</sup> | – | **0.25**<sup>0.25</sup> | – | – | – | – |",
         "| *paper* | 0.99<sup>1.00</sup> | 0.96<sup>1.00</sup> | 0.93<sup>0.99</sup> | 0.85<sup>0.97</sup>"
         " | 0.64<sup>0.81</sup> | 0.14<sup>0.20</sup> | 0.00<sup>0.00</sup> |",
-        "| **sparsemax** | 0.95<sup>1.00</sup> | **0.50**<sup>0.50</sup> | – | – | – | – | – |",
+        "| **sparsemax** (2 seeds) | 0.95<sup>1.00</sup> | **0.50**<sup>0.50</sup> | – | – | – | – | – |",
         "| *paper* | 1.00<sup>1.00</sup> | 1.00<sup>1.00</sup> | 1.00<sup>1.00</sup> | 0.98<sup>1.00</sup>"
         " | 0.86<sup>0.98</sup> | 0.63<sup>0.84</sup> | 0.31<sup>0.51</sup> |",
     ]
+
+
+def test_a_row_tells_its_seeds_only_where_rows_differ_in_them():
+    assert [tables.count_seeds(example(), line) for line in example().lines] == [" (1 seed)", " (2 seeds)"]
+    assert "<small>Epanechnikov (sparsemax) (2 seeds)</small>" in tables.format_html(example())
+    (same,) = compare([make_run(), make_run(kernel="gaussian")])
+    assert "seed)" not in tables.format_html(same) + tables.format_markdown(same)
 
 
 def test_the_caption_states_seeds_steps_and_samples():

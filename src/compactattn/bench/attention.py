@@ -63,7 +63,6 @@ def run(
         jobs: Processes that compile ahead, before anything is timed; 0 for none.
         out: The CSV file.
     """
-    device = require_gpu()
     cells = plan(
         name_kernels(kernels),
         choose("peer", peers, (peer.name for peer in PEERS)),
@@ -71,6 +70,7 @@ def run(
         read_numbers("lengths", lengths),
         read_numbers("head dims", head_dims),
     )
+    device = require_gpu()
     facts = describe_run(device)
     end, done = time.monotonic() + 60 * minutes, 0
     if device.type == "cuda":

@@ -26,6 +26,7 @@ from compactattn.kernels import Kernel, parse
 from compactattn.masks import Causal
 from compactattn.training.config import RunError
 
+AUTOTUNING = 5, 20  # ms to warm up and to measure each variant of AdaSplash-2
 KERNELS = (
     "sparsemax", "biweight", "triweight", "relumax(1)", "relumax(2)", "relumax(3)",
     "norm_relu", "gaussian", "topk_softmax(32)",
@@ -146,7 +147,8 @@ def _prepare_adasplash_2(kernel: Kernel) -> Call | None:
 
 @cache
 def _load_adasplash() -> Any:
-    shorten_autotuning(partial(import_module("triton.testing").do_bench, warmup=5, rep=20))
+    warmup, rep = AUTOTUNING
+    shorten_autotuning(partial(import_module("triton.testing").do_bench, warmup=warmup, rep=rep))
     return import_module("adasplash")
 
 

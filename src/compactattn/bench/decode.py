@@ -54,11 +54,11 @@ def run(
         minutes: No new measurement is begun after these.
         out: The CSV file.
     """
+    named, kinds, sizes = name_kernels(kernels), choose("data", data, DATA), read_numbers("lengths", lengths)
     device = require_gpu()
-    named, kinds = name_kernels(kernels), choose("data", data, DATA)
     cells = [("sdpa", "gaussian"), *((who, kernel) for kernel in named for who in ("ours", "ours-pages"))]
     facts, end = describe_run(device), time.monotonic() + 60 * minutes
-    for keys in read_numbers("lengths", lengths):
+    for keys in sizes:
         for kind in kinds:
             cache = draw_cache(kind, keys, device)
             for contestant, kernel in cells:

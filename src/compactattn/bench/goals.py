@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal, NamedTuple
 
 from compactattn.bench.results import Row, format_markdown
 
@@ -49,7 +51,7 @@ def format_goals(rows: Sequence[Row], head_dim: int) -> str:
         [
             f"`{kernel}` / {goal.peer}",
             goal.regime,
-            *(_judge(rows, goal, kernel, length, head_dim) for length in LENGTHS),
+            *(judge(rows, goal, kernel, length, head_dim).text for length in LENGTHS),
         ]
         for goal in GOALS
         for kernel in goal.kernels
@@ -57,21 +59,41 @@ def format_goals(rows: Sequence[Row], head_dim: int) -> str:
     return format_markdown(header, lines)
 
 
-def _judge(rows: Sequence[Row], goal: Goal, kernel: str, length: int, head_dim: int) -> str:
+class Verdict(NamedTuple):
+    """What became of a goal, and how a table says it."""
+
+    kind: Literal["no goal", "not measured", "reached", "lost"]
+    text: str
+
+
+def count_verdicts(rows: Sequence[Row]) -> Counter[str]:
+    """How many cells of the tables of goals there are of each kind."""
+    return Counter(
+        judge(rows, goal, kernel, length, head_dim).kind
+        for goal in GOALS for kernel in goal.kernels for length in LENGTHS for head_dim in HEAD_DIMS
+    )  # fmt: skip
+
+
+def judge(rows: Sequence[Row], goal: Goal, kernel: str, length: int, head_dim: int) -> Verdict:
+    """A goal in one cell; a peer that failed leaves it unmeasured, a failure of ours loses it."""
     if length not in goal.limits:
-        return "no goal"
+        return Verdict("no goal", "no goal")
     limit = goal.limits[length]
     place = {"regime": goal.regime, "length": str(length), "head_dim": str(head_dim)}
     ours = find_times(rows, place | {"contestant": "ours", "kernel": kernel})
     theirs = find_times(rows, place | {"contestant": goal.peer, "kernel": goal.peer_kernel})
     both = [run for run in ours if run in theirs]
     if not both:
-        return f"not measured (≤ {limit})"
+        return Verdict("not measured", f"not measured (≤ {limit})")
     (mine, status), (other, other_status) = ours[max(both)], theirs[max(both)]
-    if mine is None or other is None:
-        return f"{status if mine is None else other_status} (≤ {limit})"
+    if mine is None:
+        return Verdict("lost", f"{status} (≤ {limit})")
+    if other is None:
+        return Verdict("not measured", f"{other_status} (≤ {limit})")
     ratio = mine / other
-    return f"{ratio:.2f} ≤ {limit}" if ratio <= limit else f"**{ratio:.2f}** > {limit}, lost"
+    if ratio <= limit:
+        return Verdict("reached", f"{ratio:.2f} ≤ {limit}")
+    return Verdict("lost", f"**{ratio:.2f}** > {limit}, lost")
 
 
 def find_times(rows: Sequence[Row], wanted: Mapping[str, str]) -> dict[str, tuple[float | None, str]]:

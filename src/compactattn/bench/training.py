@@ -56,8 +56,8 @@ def run(
         minutes: No new measurement is begun after these.
         out: The CSV file.
     """
-    device = require_gpu()
     configs = plan(name_kernels(kernels), read_numbers("layers", layers), compile, graph)
+    device = require_gpu()
     facts, end = describe_run(device), time.monotonic() + 60 * minutes
     configs = [config for config in configs if transformer or config.model.architecture == "mosaic"]
     for done, config in enumerate(configs):

@@ -93,7 +93,6 @@ def report(runs: Positional[tuple[Path, ...]], out: Path = Path("report"), devic
     """
     if not runs:
         raise UsageError("name at least one run, as in: compactattn report runs/length-gen/mqmtar-sparsemax-0")
-    prepare_folder(out)
     print(write_page(runs, out, device))
 
 

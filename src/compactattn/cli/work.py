@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from compactattn.cli.app import UsageError
+from compactattn.cli.app import UsageError, prepare_folder
 from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.runs import open_run
 from compactattn.experiments.sweep import Job, finish, finish_all
@@ -99,11 +99,16 @@ def _run(work: Callable[[], None]) -> None:
 
 
 def write_page(runs: Sequence[Path], out: Path, device: str) -> Path:
-    from compactattn.report.page import write_report  # matplotlib takes a second: only commands that draw wait for it
+    # matplotlib takes a second: only commands that draw wait for it
+    from compactattn.report.page import compare_evaluated, write_report
     from compactattn.report.runs import load
 
     try:
-        return write_report(load(runs), out, _inspect(runs, device))
+        found = load(runs)
+        compare_evaluated(found)  # so that no folder is left behind for runs that make no report
+        inspections = _inspect(runs, device)
+        prepare_folder(out)
+        return write_report(found, out, inspections)
     except ValueError as error:
         raise UsageError(str(error)) from error
 

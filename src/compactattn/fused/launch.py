@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -21,7 +23,25 @@ from compactattn.kernels import RULES
 from compactattn.masks import View
 from compactattn.reference import Estimate, Gradients
 
-HAVE_TRITON = find_spec("triton") is not None
+OLDEST_TRITON = (3, 5)  # the first with functions of compile-time numbers; tensor descriptors are in 3.4
+
+
+def lack_triton() -> str:
+    """Why Triton, which is not imported for it, cannot be used; empty if it can. One whose version is not told is taken."""
+    if find_spec("triton") is None:
+        return "Triton is not installed"
+    try:
+        found = version("triton")
+    except PackageNotFoundError:  # a build under another name
+        return ""
+    if tuple(map(int, re.findall(r"\d+", found)[:2])) >= OLDEST_TRITON:
+        return ""
+    oldest = ".".join(map(str, OLDEST_TRITON))
+    return f"Triton {found} is older than {oldest} (pip install 'triton>={oldest}', or a newer torch)"
+
+
+NO_TRITON = lack_triton()
+HAVE_TRITON = not NO_TRITON
 OLDEST_GPU = (8, 0)  # the first with bf16 products
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CODES = {name: code for code, name in enumerate(("normalising", "anchored", "fixed", "nearest"))}
@@ -42,8 +62,8 @@ TOLERANCES = {
 
 def supports(q: Tensor) -> str:
     """Why the kernels cannot do a call; empty if they can."""
-    if not HAVE_TRITON:
-        return "Triton is not installed"
+    if NO_TRITON:
+        return NO_TRITON
     if q.device.type == "cpu":
         if os.environ.get("TRITON_INTERPRET") != "1":
             return "q is on the CPU, where the kernels run only under TRITON_INTERPRET=1"

@@ -7,6 +7,7 @@ named at its end rather than in a legend.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ STYLE = STYLE | {
     "axes.spines.right": False,
 }
 LINE_HEIGHT = 0.155  # inches from one name to the next
+LONGEST_NAME = 22  # characters in one line of a name: as many as fit beside a panel
 BANDS = 5  # lines up to which each gets a band
 SMOOTH = 60  # points of a loss curve
 
@@ -46,7 +48,7 @@ SMOOTH = 60  # points of a loss curve
 def draw_extrapolation(comparison: Comparison) -> Figure:
     """Exact match against test length, one line for each variant; the lengths of training are shaded."""
     with matplotlib.rc_context(STYLE):
-        height = max(3.4, 1.0 + LINE_HEIGHT * len(comparison.lines))
+        height = max(3.4, 1.0 + LINE_HEIGHT * sum(count_lines(line.label) for line in comparison.lines))
         figure = Figure(figsize=(WIDTH, height))
         panel = figure.add_axes((0.13, 0.62 / height, 0.53, 1 - 0.86 / height))
         _draw_lines(panel, comparison, comparison.lines, bands=shows_bands(comparison))
@@ -143,9 +145,11 @@ def name_ends(panel: Axes, ends: Sequence[tuple[str, float, float, Any]], scale:
     log = panel.get_yscale() == "log"
     inches = panel.bbox.height / panel.figure.dpi
     rise = (lambda y: math.log(y / low) / math.log(high / low)) if log else (lambda y: (y - low) / (high - low))
-    places = spread([rise(value) for _, value, _, _ in ends], LINE_HEIGHT / inches, 0.0, 1.0)
+    wanted = [rise(value) for label, value, _, _ in ends for _ in range(count_lines(label))]
+    places = iter(spread(wanted, LINE_HEIGHT / inches, 0.0, 1.0))  # one for each line of text
     left, right = (scale(x) for x in panel.get_xlim())
-    for (label, value, x, look), place in zip(ends, places, strict=True):
+    for label, value, x, look in ends:
+        place = float(np.mean([next(places) for _ in range(count_lines(label))]))
         style = {"transform": panel.transAxes, "color": look.colour, "clip_on": False}
         if abs(rise(value) - place) < 0.12:  # a leader from further away would cross too many others
             start = (scale(x) - left) / (right - left)
@@ -153,7 +157,17 @@ def name_ends(panel: Axes, ends: Sequence[tuple[str, float, float, Any]], scale:
         panel.plot([1.035, 1.115], [place, place], linewidth=1.5, linestyle=look.dashes, **style)
         fill = "none" if look.hollow else look.colour
         panel.plot([1.075], [place], linestyle="", marker=look.marker, markersize=3.2, markerfacecolor=fill, **style)
-        panel.text(1.13, place, label, transform=panel.transAxes, color=look.colour, va="center", size=8.5)
+        name = break_name(label)
+        panel.text(1.13, place, name, transform=panel.transAxes, color=look.colour, va="center", size=8.5)
+
+
+def break_name(label: str) -> str:
+    """A name in lines short enough to stand beside a panel."""
+    return textwrap.fill(label, LONGEST_NAME)
+
+
+def count_lines(label: str) -> int:
+    return break_name(label).count("\n") + 1
 
 
 def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> np.ndarray:
@@ -179,7 +193,7 @@ def draw_training(comparison: Comparison) -> Figure | None:
     if not lines:
         return None
     with matplotlib.rc_context(STYLE):
-        height = max(2.9, 0.9 + LINE_HEIGHT * len(lines))
+        height = max(2.9, 0.9 + LINE_HEIGHT * sum(count_lines(line.label) for line in lines))
         figure = Figure(figsize=(WIDTH, height))
         panel = figure.add_axes((0.13, 0.5 / height, 0.53, 1 - 0.65 / height))
         ends = []

@@ -132,12 +132,14 @@ def _at_home(comparison: Comparison) -> dict[str, float]:
 
 def _state_lead(comparison: Comparison, lead: Lead, base: Line) -> str:
     where = f"{comparison.factor(lead.length)} the training length"
-    shares = f"{_percent(lead.ours.mean)} of {comparison.title} samples exactly right"
+    ours, theirs = (f" ({s.seeds} {'seed' if s.seeds == 1 else 'seeds'})" for s in (lead.ours, lead.base))
+    ours, theirs = ("", "") if lead.ours.seeds == lead.base.seeds else (ours, theirs)
+    shares = f"{_percent(lead.ours.mean)} of {comparison.title} samples exactly right{ours}"
     if lead.gap > 0:
-        return f"At {where}, {lead.best.label} gets {shares}; {_name(base)} gets {_percent(lead.base.mean)}."
+        return f"At {where}, {lead.best.label} gets {shares}; {_name(base)} gets {_percent(lead.base.mean)}{theirs}."
     return (
         f"No compact kernel is ahead of {_name(base)} past the training length: at {where}, the best, "
-        f"{lead.best.label}, gets {shares}, {_name(base)} {_percent(lead.base.mean)}."
+        f"{lead.best.label}, gets {shares}, {_name(base)} {_percent(lead.base.mean)}{theirs}."
     )
 
 

@@ -22,6 +22,10 @@ LOOKS = (
     "Colour is the kernel's profile; a solid line normalises itself, a dashed one is anchored at the best key, "
     "a dotted one has a fixed bandwidth, a dash-dotted one keeps the k nearest keys."
 )
+NOTHING_INSIDE = (
+    "Attention from inside is not shown: it takes the weights of a Memory Mosaic, which run folders hold and files of "
+    "results do not."
+)
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # the browser itself refuses any outside request
 FOLDED = 12  # runs from which on their list is folded away
 CPUS = ("x86_64", "AMD64", "aarch64", "arm64")  # what stands for the device of a run without a GPU
@@ -48,10 +52,7 @@ class Section(NamedTuple):
 
 def write_report(runs: Sequence[Run], out: Path | str, inspections: Sequence[Inspection] | None = None) -> Path:
     """Writes index.html, report.md and figures/ into the folder `out`, which is made if need be; returns the page's path."""
-    sections = [_make_section(comparison) for comparison in compare(runs)]
-    if not sections:
-        names = ", ".join(run.source for run in runs) or "none"
-        raise ValueError(f"no run has been evaluated (given: {names}); run `compactattn evaluate` on it first")
+    sections = [_make_section(comparison) for comparison in compare_evaluated(runs)]
     inside = _draw_inside(inspections or [])
     out = Path(out)
     (out / "figures").mkdir(parents=True, exist_ok=True)
@@ -61,6 +62,15 @@ def write_report(runs: Sequence[Run], out: Path | str, inspections: Sequence[Ins
     page = out / "index.html"
     page.write_text(_write_page(sections, inside, runs), encoding="utf-8")
     return page
+
+
+def compare_evaluated(runs: Sequence[Run]) -> list[Comparison]:
+    """What there is to report; a ValueError where it is nothing."""
+    comparisons = compare(runs)
+    if not comparisons:
+        names = ", ".join(run.source for run in runs) or "none"
+        raise ValueError(f"no run has been evaluated (given: {names}); run `compactattn evaluate` on it first")
+    return comparisons
 
 
 # -- contents ------------------------------------------------------------------------------------
@@ -170,7 +180,7 @@ def _write_section(section: Section, first: bool) -> str:
 
 def _write_inside(inside: list[Picture]) -> str:
     if not inside:
-        return ""
+        return _paragraph([NOTHING_INSIDE])
     return '<section id="inside"><h2>Attention from inside</h2>' + "".join(map(_show, inside)) + "</section>"
 
 
@@ -300,7 +310,7 @@ def _write_markdown(sections: list[Section], inside: list[Picture], runs: Sequen
         parts += [_plain(tables.describe(comparison)), tables.format_markdown(comparison), " ".join(section.against_paper)]
         parts += [_link(picture) for name, picture in section.pictures.items() if name != "extrapolation"]
         parts += ["Departures from the paper:\n\n" + "\n".join(f"- {_plain(note)}" for note in section.departures)]
-    parts += ["## Attention from inside", *map(_link, inside)] if inside else []
+    parts += ["## Attention from inside", *map(_link, inside)] if inside else [NOTHING_INSIDE]
     rows = [MAKING, tuple("---" for _ in MAKING), *_list_runs(sections)]
     parts += ["## How it was made", "\n".join(f"| {' | '.join(map(_plain, row))} |" for row in rows)]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"

@@ -30,12 +30,20 @@ def describe(comparison: Comparison) -> str:
     return text
 
 
+def count_seeds(comparison: Comparison, line: Line) -> str:
+    """How many seeds are behind a row, where the rows differ in that: " (1 seed)"."""
+    seeds = {one.label: span(cell.seeds for cell in one.cells.values()) for one in comparison.lines}
+    own = seeds[line.label]
+    return "" if len(set(seeds.values())) == 1 else f" ({own} {'seed' if own == '1' else 'seeds'})"
+
+
 def format_markdown(comparison: Comparison) -> str:
     """The table as Markdown, with a row of the paper's numbers below each row of ours."""
     head = ["Kernel", *(f"{comparison.factor(n)} ({n:,})" for n in comparison.lengths)]
     rows = [head, ["---", *("---:" for _ in comparison.lengths)]]
     for line in comparison.lines:
-        rows.append([f"**{line.label}**", *(_ours(comparison, line, n, "**{}**", "<sup>{}</sup>") for n in comparison.lengths)])
+        ours = (_ours(comparison, line, n, "**{}**", "<sup>{}</sup>") for n in comparison.lengths)
+        rows.append([f"**{line.label}**{count_seeds(comparison, line)}", *ours])
         if any(comparison.papers_cell(line, n) for n in comparison.lengths):
             rows.append(["*paper*", *(_papers(comparison, line, n, "<sup>{}</sup>") for n in comparison.lengths)])
     return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows) + "\n"
@@ -58,7 +66,8 @@ def format_html(comparison: Comparison, colour: Callable[[Line], str] = lambda l
 def _format_row(comparison: Comparison, line: Line, colour: str) -> str:
     row = paper.ROWS.get(line.variant) if comparison.beside_paper else None
     name = f'<span class="mark" style="background:{escape(colour)}"></span><span class="name">{escape(line.label)}</span>'
-    name += f"<small>{escape(row.name)}</small>" if row else ""
+    note = (row.name if row else "") + count_seeds(comparison, line)
+    name += f"<small>{escape(note)}</small>" if note else ""
     cells = []
     for length in comparison.lengths:
         ours = _ours(comparison, line, length, "<b>{}</b>", "<sup>{}</sup>")

@@ -1,1 +1,1 @@
-"""Evaluation: exact match on the frozen test sets, and what several seeds say together."""
+"""Evaluation: exact match on the frozen test sets, accuracy and distance on RegBench, and what several seeds say together."""

@@ -13,7 +13,7 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from compactattn.cli import length_gen, regbench
-from compactattn.cli.app import UsageError, app, console, prepare_folder
+from compactattn.cli.app import UsageError, app, console
 from compactattn.cli.work import fit_to_machine, read_numbers, train_run, write_page
 from compactattn.evaluation.exact_match import MODES, Mode
 from compactattn.experiments import in_context, length_generalisation

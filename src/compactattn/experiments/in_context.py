@@ -99,10 +99,11 @@ def gpu_short(model: str, examples: int) -> RunConfig:
 def cpu_quick(model: str, examples: int) -> RunConfig:
     """Small languages, short examples and a narrow model: a minute or two on two CPU cores."""
     changes = {"states": [4, 6], "letters": [4, 8], "strings": [6, 10], "string_length": [1, 12]}
-    config = _configure(model, Data(examples, changes), epochs=30, batch=32, patience=0)
+    config = _configure(model, Data(examples, changes), epochs=20, batch=32, patience=0)
     layers = {"transformer": 2, "gla": 2}.get(model, config.model.layers)
+    small = {"width": 64, "heads": min(4, config.model.heads), "layers": layers, "slots": 64}
     training = {"rate": 3e-3, "final_rate": 3e-4, "precision": "fp32", "compile": "none", "graph": False}
-    return vary(config, model={"width": 64, "layers": layers}, training=training)
+    return vary(config, model=small, training=training)
 
 
 PRESETS: dict[str, Callable[[str, int], RunConfig]] = {"cpu-quick": cpu_quick, "gpu-short": gpu_short, "paper": paper}

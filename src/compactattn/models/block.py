@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,12 @@ from compactattn.memory.contextual import ContextualMemory
 from compactattn.memory.inspection import Look
 from compactattn.memory.persistent import PersistentMemory
 from compactattn.mixers.attention import SelfAttention
+from compactattn.mixers.gla import GLA
+from compactattn.mixers.h3 import H3
+from compactattn.mixers.mamba import Mamba
+from compactattn.mixers.recurrence import Recurrence
+from compactattn.mixers.retnet import RetNet
+from compactattn.mixers.s4d import S4D
 from compactattn.models.config import ModelConfig
 
 
@@ -31,7 +38,7 @@ class MLP(nn.Module):
         return self(x), None
 
 
-Mixer = ContextualMemory | SelfAttention
+Mixer = ContextualMemory | SelfAttention | Recurrence
 Store = PersistentMemory | MLP
 
 
@@ -41,10 +48,11 @@ class Block(nn.Module):
     In training each number that they add is dropped with probability `dropout`.
     """
 
-    def __init__(self, mixer: Mixer, store: Store, width: int, *, bias: bool, dropout: float = 0.0) -> None:
+    def __init__(self, mixer: Mixer, store: Store | None, width: int, *, bias: bool, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.mixer_norm, self.store_norm = (nn.LayerNorm(width, bias=bias) for _ in range(2))
+        self.mixer_norm = nn.LayerNorm(width, bias=bias)
+        self.store_norm = nn.LayerNorm(width, bias=bias) if store else None
         self.mixer, self.store = mixer, store
 
     def forward(self, x: Tensor) -> Tensor:
@@ -65,6 +73,8 @@ class Block(nn.Module):
     def finish(self, x: Tensor, y: Tensor, past: Any, keep: bool) -> tuple[Tensor, Any]:
         """The block from attention's estimate y on, and what the store keeps."""
         x = x + self.dropout(self.mixer.answer(y))
+        if self.store is None or self.store_norm is None:
+            return x, None
         y, past = self.store.advance(self.store_norm(x), past)
         return x + self.dropout(y), past if keep else None
 
@@ -76,6 +86,10 @@ class Block(nn.Module):
 
     def inspect(self, x: Tensor) -> Look:
         """What the mixer attends to."""
+        if isinstance(self.mixer, Recurrence):
+            raise ValueError(
+                f"{type(self.mixer).__name__} keeps a state and attends to nothing; only attention can be inspected"
+            )
         return self.mixer.inspect(self.mixer_norm(x))
 
 
@@ -99,9 +113,38 @@ def make_transformer_block(config: ModelConfig) -> Block:
     alibi = config.positions == "alibi"
     mixer = SelfAttention(config.width, config.heads, parse(config.kernel), alibi=alibi, dropout=config.dropout)
     block = Block(mixer, MLP(config.width), config.width, bias=True, dropout=config.dropout)
-    for name, module in block.named_modules():
+    start_as_gpt2(block, config.layers)
+    return block
+
+
+def start_as_gpt2(part: nn.Module, layers: int) -> None:
+    for name, module in part.named_modules():
         if isinstance(module, nn.Linear):
-            shrink = math.sqrt(2 * config.layers) if name.endswith("to_output") else 1.0
+            shrink = math.sqrt(2 * layers) if name.endswith("to_output") else 1.0
             nn.init.normal_(module.weight, std=0.02 / shrink)
             nn.init.zeros_(module.bias)
-    return block
+
+
+RECURRENCES: Mapping[str, Callable[[ModelConfig], Recurrence]] = {
+    "s4d": lambda config: S4D(config.width, config.state or 64),
+    "h3": lambda config: H3(config.width, config.state or 64),
+    "gla": lambda config: GLA(config.width, config.heads),
+    "retnet": lambda config: RetNet(config.width, config.heads),
+    "mamba": lambda config: Mamba(config.width, config.state or 16),
+}
+
+
+def make_recurrent_block(config: ModelConfig) -> Block:
+    """A recurrent mixer with its own first weights, and GPT-2's MLP; Mamba does the work of both and has none."""
+    mixer = RECURRENCES[config.architecture](config)
+    store = None if config.architecture == "mamba" else MLP(config.width)
+    if store:
+        start_as_gpt2(store, config.layers)
+    return Block(mixer, store, config.width, bias=True, dropout=config.dropout)
+
+
+BLOCKS: Mapping[str, Callable[[ModelConfig], Block]] = {
+    "mosaic": make_mosaic_block,
+    "transformer": make_transformer_block,
+    **dict.fromkeys(RECURRENCES, make_recurrent_block),
+}

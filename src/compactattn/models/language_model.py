@@ -9,11 +9,9 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from compactattn.memory.inspection import Look
-from compactattn.models.block import make_mosaic_block, make_transformer_block
+from compactattn.models.block import BLOCKS
 from compactattn.models.config import ModelConfig
 from compactattn.models.head import head_loss
-
-BLOCKS = {"mosaic": make_mosaic_block, "transformer": make_transformer_block}
 
 
 class Cache(NamedTuple):

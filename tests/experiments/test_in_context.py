@@ -1,0 +1,165 @@
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from compactattn.experiments import in_context
+from compactattn.experiments.runs import is_trained, open_run, read_evaluation
+from compactattn.experiments.sweep import Job, finish
+from compactattn.models.language_model import build, count_parameters
+from compactattn.training.config import RunConfig, RunError, vary
+from compactattn.training.records import read_metrics
+
+LANGUAGES = {"states": [4, 5], "letters": [4, 6], "strings": [3, 4], "string_length": [1, 6]}
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path_factory, monkeypatch):
+    monkeypatch.setenv("COMPACTATTN_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+
+
+def tiny(model="mosaic", **training):
+    config = replace(in_context.cpu_quick(model, 64), data={"examples": 64, "changes": LANGUAGES})
+    model = {"layers": 1, "width": 16, "heads": min(2, config.model.heads), "slots": 8, "vocab": 8}
+    small = {"steps": 6, "batch": 16, "warmup": 1, "validate_every": 2, "checkpoint_every": 4, "device": "cpu", **training}
+    return vary(config, model=model, training=small)
+
+
+@pytest.mark.parametrize("model", list(in_context.RECIPES))
+@pytest.mark.parametrize("preset", list(in_context.PRESETS))
+def test_a_preset_is_a_complete_config_that_survives_being_written_down(preset, model):
+    config = in_context.PRESETS[preset](model, 1000)
+    assert RunConfig.from_json(config.to_json()) == config
+    assert in_context.Data.of(config).make_languages().vocab == config.model.vocab
+
+
+def test_the_paper_preset_is_the_published_recipe():
+    mosaic = in_context.paper("mosaic", 2500)
+    assert (mosaic.model.layers, mosaic.model.width, mosaic.model.heads, mosaic.model.slots_per_head) == (2, 128, 8, 448)
+    assert (mosaic.model.vocab, mosaic.model.dropout) == (20, 0.05)
+    training = mosaic.training
+    assert (training.batch, training.rate, training.final_rate, training.betas, training.clip) == (
+        32,
+        5e-4,
+        5e-5,
+        (0.9, 0.999),
+        1,
+    )
+    assert in_context.epoch_of(mosaic, training.steps) == 200
+    assert training.warmup == training.steps // 10
+    assert in_context.epoch_of(mosaic, training.validate_every) == pytest.approx(1, abs=0.01)
+    layers = {"transformer": 8, "retnet": 2, "gla": 4, "h3": 2, "s4d": 2, "mamba": 4}
+    for name, depth in layers.items():
+        model = in_context.paper(name, 2500).model
+        assert (model.layers, model.width, model.embedding_dropout) == (depth, 128, 0.1)
+    assert in_context.paper("transformer", 1000).model.positions == "learned"
+
+
+def test_models_of_one_size_class_have_about_as_many_parameters():
+    counts = {}
+    for name in in_context.RECIPES:
+        config = in_context.paper(name, 1000).model
+        # two Mamba blocks stand for a mixer and an MLP; positions are no part of the class
+        config = replace(config, layers=4 if name == "mamba" else 2, positions="none", longest=0)
+        counts[name] = count_parameters(build(config))
+    assert max(counts.values()) < 1.3 * min(counts.values()), counts
+
+
+def test_the_best_epoch_is_the_one_that_is_tested(tmp_path):
+    config = tiny()
+    summary = in_context.run(config, tmp_path / "run", show_progress=False)
+    validated = {line["step"]: line["validation"] for line in read_metrics(tmp_path / "run") if "validation" in line}
+    assert list(validated) == [2, 4, 6]
+    assert summary.best_step == min(validated, key=lambda step: validated[step]["loss"])
+    found = in_context.evaluate_run(tmp_path / "run", "validation", "cpu")
+    assert found.loss == pytest.approx(validated[summary.best_step]["loss"], rel=1e-6)
+    in_context.evaluate_run(tmp_path / "run", "test", "cpu")
+    rows = {row["split"]: row for row in read_evaluation(tmp_path / "run")}
+    assert rows.keys() == {"test", "validation"}
+    assert (rows["test"]["examples"], rows["test"]["step"], rows["test"]["samples"]) == (64, summary.best_step, 500)
+    assert rows["test"]["epoch"] == summary.best_step * 16 / 64
+
+
+def test_a_run_that_stopped_early_is_finished(tmp_path):
+    config = tiny(rate=1e-12, final_rate=1e-12, warmup=0, patience=1, steps=40)  # so little that no validation differs
+    job = Job(config, tmp_path / "run", 0, "cpu")
+    finish(job)
+    assert open_run(job.folder, "cpu").step < 40
+    assert is_trained(job.folder, config)
+    written = (job.folder / "evaluation.jsonl").stat().st_mtime_ns
+    finish(job)  # changes nothing
+    assert (job.folder / "evaluation.jsonl").stat().st_mtime_ns == written
+
+
+@pytest.mark.parametrize("model", [name for name in in_context.RECIPES if name != "mosaic"])
+def test_every_baseline_trains(model, tmp_path):
+    config = tiny(model, steps=2, validate_every=2)
+    if model == "transformer":
+        config = vary(config, model={"longest": 64})
+    summary = in_context.run(config, tmp_path / "run", show_progress=False)
+    assert summary.best_step == 2
+    first = build(config.model, config.seed)
+    moved = [name for name, w in open_run(tmp_path / "run", "cpu").model.named_parameters()
+             if not torch.equal(w, dict(first.named_parameters())[name])]  # fmt: skip
+    assert len(moved) == len(list(first.parameters()))
+
+
+def test_the_search_space_is_the_papers_and_a_recipe_is_reused(tmp_path):
+    points = list(in_context.list_grid(in_context.paper("mosaic", 1000)))
+    assert len({point.to_json() for point in points}) == len(points) == 2 * 3 * 3 * 4
+    chosen = points[17]
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps(in_context.write_recipe(chosen)))
+    other = vary(in_context.paper("mosaic", 5000), model={"kernel": "sparsemax"})
+    applied = in_context.apply_recipe(other, path)
+    for name in ("layers", "width", "heads"):
+        assert asdict(applied.model)[name] == asdict(chosen.model)[name]
+    assert (applied.training.decay, applied.model.kernel) == (chosen.training.decay, "sparsemax")
+    path.write_text("{}")
+    with pytest.raises(ValueError, match="is no recipe"):
+        in_context.apply_recipe(other, path)
+
+
+def test_letters_that_follow_are_judged_by_the_language():
+    config = in_context.paper("mosaic", 64)
+    for number in (0, 7):
+        start = in_context.begin(config, "", number)
+        test = in_context.Data.of(config).open().test
+        rest = test.tokens[number, len(start.tokens) : test.lengths[number]].tolist()
+        assert start.judge(rest) == [True] * len(rest)
+        wrong = next(letter for letter in range(18) if start.edges[start.state, letter] < 0)
+        assert start.judge([wrong, *rest]) == [False]
+    typed = in_context.begin(config, "ab|ba", 0)
+    assert (typed.tokens, typed.judge([1, 2])) == ([0, 1, 18, 1, 0], [])
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ({"examples": 64}, "data.changes is missing"),
+        ({"examples": "64", "changes": {}}, "data.examples = '64' must be of type int"),
+        ({"examples": 64, "changes": {"colour": 3}}, "colour"),
+        ({"examples": 64, "changes": {"edges": [1, 9]}}, "9 edges of a state"),
+        ({"examples": 64, "changes": {"states": [3, 3], "letters": [2, 2], "edges": [2, 2]}}, "unique|different|distinct"),
+    ],
+)
+def test_impossible_data_is_named(data, words):
+    with pytest.raises(ValueError, match=words):
+        in_context.Data.of(replace(tiny(), data=data)).open()
+
+
+def test_a_model_that_is_not_known_or_too_few_examples_are_refused():
+    with pytest.raises(ValueError, match="model 'lstm' is unknown; choose one of mosaic, transformer"):
+        in_context.paper("lstm", 1000)
+    with pytest.raises(ValueError, match="examples = 3 do not fill a batch of 32"):
+        in_context.paper("gla", 3)
+
+
+def test_a_damaged_cache_is_told_in_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("COMPACTATTN_CACHE", str(tmp_path / "cache"))
+    in_context.run(tiny(), tmp_path / "run", show_progress=False)
+    (cache,) = (tmp_path / "cache").glob("**/*.cache")
+    cache.write_bytes(cache.read_bytes()[:-1])
+    with pytest.raises(RunError, match="cache"):
+        in_context.evaluate_run(tmp_path / "run", device="cpu")

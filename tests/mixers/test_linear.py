@@ -184,6 +184,16 @@ def test_under_autocast_states_are_full_precision_and_answers_close(make):
     assert all(parameter.grad.isfinite().all() for parameter in mixer.parameters())
 
 
+def test_under_autocast_the_scan_is_that_of_full_precision():
+    q, k, v = (torch.randn(2, 1, 90, dim) for dim in (4, 4, 5))
+    for channels in (1, 4):
+        log_decay = torch.rand(2, 1, 90, channels).neg()
+        expected = decay_scan(q, k, v, log_decay, None)
+        with torch.autocast("cpu", torch.bfloat16):
+            got = decay_scan(q, k, v, log_decay, None)
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, expected, strict=True))
+
+
 def test_under_autocast_the_decays_of_gla_are_those_of_full_precision():
     mixer, x = GLA(WIDTH), torch.randn(2, 40, WIDTH)
     expected = mixer._project(x)[3]

@@ -30,7 +30,7 @@ def draw_steps(count: int) -> Tensor:
 
 def bands(taps: Tensor, rows: int) -> Tensor:
     """(C, rows, rows + S − 1) of taps (C, S): row i holds the taps, last one first, from column i on."""
-    channels, size = taps.shape
+    size = taps.shape[1]
     width = rows + size - 1
     row = pad(taps.flip(1), (0, width + 1 - size))
     # each row of a matrix one column narrower starts one place later
@@ -48,7 +48,7 @@ def filter_causally(x: Tensor, taps: Tensor, past: Tensor) -> tuple[Tensor, Tens
 
 
 class ShiftSSM(Recurrence):
-    """y_t = Σ_{j < state} taps_j x_{t−j} + skip · x_t: a state space that shifts (H3, Fu et al. 2023), which is a learned filter.
+    """y_t = Σ_{j < state} taps_j x_{t−j} + skip · x_t: the state space that shifts (H3, Fu et al. 2023) is a learned filter.
 
     The state is the last `state` − 1 inputs.
     """

@@ -112,7 +112,7 @@ def _(u, step, rates, b, c, state):  # type: ignore[no-untyped-def]
 def _scan_backward(
     dy: Tensor, dlast: Tensor, entering: Tensor, u: Tensor, step: Tensor, rates: Tensor, b: Tensor, c: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of u, Δ, a, b, c and the state: g_t = c_t dy_t + exp(Δ_{t+1} a) g_{t+1}, from the last position to the first."""
+    """Gradients of u, Δ, a, b, c and the state: g_t = c_t dy_t + exp(Δ_{t+1} a) g_{t+1}, from the last position on."""
     time, drates, dstate = u.shape[1], torch.zeros_like(rates), torch.empty_like(dlast)
     gathered: list[list[Tensor]] = [[], [], [], []]
     for part in _slices(2, u, step, rates, b, c):
@@ -154,7 +154,12 @@ def _pull_back(
     part: _Slice, rates: Tensor, decays: Tensor, kept: Tensor, g: Tensor, dy: Tensor
 ) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
     """Gradients of u, Δ (L, K, E) and b (L, K, N), and that of a (N, E), from the gradients of the states that leave chunks."""
-    du, dstep, db, by_rates = torch.empty_like(part.u), torch.empty_like(part.step), torch.empty_like(part.b), torch.zeros_like(g)
+    du, dstep, db, by_rates = (
+        torch.empty_like(part.u),
+        torch.empty_like(part.step),
+        torch.empty_like(part.b),
+        torch.zeros_like(g),
+    )
     scratch = torch.empty_like(g)
     for at in reversed(range(len(decays))):
         g.addcmul_(part.c[at], dy[at])

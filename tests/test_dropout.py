@@ -1,6 +1,7 @@
 """Dropout of weights: the mask is a hash of its place, uniform and independent, and attend() is its definition under it."""
 
 import math
+from itertools import combinations
 
 import pytest
 import torch
@@ -105,6 +106,11 @@ def test_neighbours_are_dropped_independently():
                 rest = z.shape[axis] - step
                 product = z.narrow(axis, 0, rest) * z.narrow(axis, step, rest)
                 assert abs(product.mean()) * math.sqrt(product.numel()) < 4.5, (axis, step)
+    for first, second in combinations(range(5), 2):  # one step along one axis is no step along another
+        near, far = (z.narrow(first, at, z.shape[first] - 1) for at in (1, 0))
+        size = z.shape[second] - 1
+        product = near.narrow(second, 0, size) * far.narrow(second, 1, size)
+        assert abs(product.mean()) * math.sqrt(product.numel()) < 4.5, (first, second)
     turned = z * z.transpose(-1, -2)  # query and key changed over
     off = turned[..., ~torch.eye(130, dtype=torch.bool)]
     assert abs(off.mean()) * math.sqrt(off.numel() / 2) < 4.5

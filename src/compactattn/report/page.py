@@ -12,9 +12,10 @@ from typing import NamedTuple
 from matplotlib.figure import Figure
 
 from compactattn.report import figures, maps, palette, svg, tables
-from compactattn.report.comparison import MODES, Comparison, Line, compare, span
+from compactattn.report.comparison import MODES, Comparison, Line, compare
 from compactattn.report.finding import Finding, find, hold_against_paper, list_departures
 from compactattn.report.inspection import Inspection
+from compactattn.report.lines import span
 from compactattn.report.runs import Run
 
 KICKER = "Length generalisation"

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from html import escape
 
 from compactattn.report import paper
-from compactattn.report.comparison import Comparison, Line, span
+from compactattn.report.comparison import Comparison, Line
+from compactattn.report.lines import span
 
 NONE = "–"
 

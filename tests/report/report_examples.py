@@ -7,9 +7,9 @@ import numpy as np
 
 from compactattn.kernels import parse
 from compactattn.models.config import ModelConfig
+from compactattn.report.evaluations import Evaluated
 from compactattn.report.inspection import Inspection
 from compactattn.report.paper import LENGTHS, MAIN, RECIPES
-from compactattn.report.evaluations import Evaluated
 from compactattn.report.runs import Run
 from compactattn.training.config import RunConfig, TrainingConfig
 

@@ -165,13 +165,13 @@ def write_page(runs: Sequence[Path], out: Path, device: str) -> Path:
 
 
 def _inspect(runs: Sequence[Path], device: str) -> list[Any]:
-    """A look into one run of each kernel that still has its weights, on the first test sequence."""
+    """A look into one run of length generalisation of each kernel that still has its weights, on the first test sequence."""
     from compactattn.report.inspection import Inspection
 
     found: dict[str, Inspection] = {}
     for folder in (path for run in runs for path in [run, *sorted(run.glob("*/"))] if checkpoint.exists(path)):
         config = checkpoint.load_config(folder)
-        if config.model.kernel in found or config.model.architecture != "mosaic":
+        if config.experiment != length_gen.NAME or config.model.kernel in found or config.model.architecture != "mosaic":
             continue
         model = open_run(folder, device).model
         data = length_gen.Data.of(config)

@@ -21,7 +21,14 @@ def comparison():
 @pytest.fixture(scope="module")
 def drawn(comparison):
     wide = compare(make_all_runs(sizes=(1000, 2500, 5000, 10_000, 20_000, 40_000)))[0]
-    few = compare([make_run(seed=seed, kernel=kernel) for seed in (0, 1) for kernel in ("gaussian", "sparsemax")])[0]
+    few = compare(
+        [
+            make_run(seed=seed, kernel=kernel, examples=size)
+            for seed in (0, 1)
+            for size in (1000, 2500)
+            for kernel in ("gaussian", "sparsemax")
+        ]
+    )[0]
     return {
         "sizes": regbench_figures.draw_sizes(comparison),
         "wide": regbench_figures.draw_sizes(wide),
@@ -66,6 +73,7 @@ def test_every_line_is_named_beside_the_plot(comparison, drawn):
 
 def test_bands_are_drawn_over_seeds_alone(drawn):
     assert [len(panel.collections) for panel in drawn["few"].axes] == [2, 2]
+    assert all(len(panel.get_yticks()) > 1 for panel in drawn["few"].axes)
     assert [len(panel.collections) for panel in drawn["sizes"].axes] == [0, 0]
 
 

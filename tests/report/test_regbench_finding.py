@@ -99,7 +99,7 @@ def test_differences_to_the_paper_are_counted_and_listed_as_open_or_explained(mo
     comparison = comparison_of(*runs)
     assert hold_against_paper(comparison)[:2] == [
         "Of 6 means, 3 are within 2 points of the paper's, 2 are worse and 1 better.",
-        "Of the 3 that differ by more, 0 are explained and 3 open.",
+        "Further away: 3, of which 0 are explained and 3 open.",
     ]
     assert list_gaps(comparison) == [
         "Gaussian: with 1,000 examples accuracy 80.0 (paper 93.9); with 2,500 examples accuracy 85.0 (paper 93.7). Open.",
@@ -107,7 +107,7 @@ def test_differences_to_the_paper_are_counted_and_listed_as_open_or_explained(mo
     ]
     monkeypatch.setitem(regbench_paper.EXPLAINED, Variant("mosaic", parse("gaussian")), "a shorter training.")
     comparison = comparison_of(*runs)
-    assert hold_against_paper(comparison)[1] == "Of the 3 that differ by more, 2 are explained and 1 open."
+    assert hold_against_paper(comparison)[1] == "Further away: 3, of which 2 are explained and 1 open."
     assert list_gaps(comparison)[0].endswith("(paper 93.7). Explained: a shorter training.")
 
 

@@ -66,6 +66,8 @@ def _draw_line(panel: Axes, line: Line, measure: str, bands: bool, width: float 
     if bands and known:
         low, high = zip(*known.values(), strict=True)
         panel.fill_between(list(known), low, high, color=look.colour, alpha=0.13, linewidth=0)
+        if len(known) == 1:  # a band needs two ends
+            panel.vlines(list(known), low, high, color=look.colour, alpha=0.4, linewidth=3)
     panel.plot(
         list(spreads), [spread.mean for spread in spreads.values()], color=look.colour, linestyle=look.dashes, linewidth=width,
         clip_on=False, zorder=3, marker=look.marker, markersize=2.2 + width,
@@ -76,6 +78,9 @@ def _draw_line(panel: Axes, line: Line, measure: str, bands: bool, width: float 
 def _scale_shares(panel: Axes, measure: str) -> None:
     """Shares on a scale that parts the best from the very best: the logarithm of the TVD, or of the share that is not legal."""
     low, high = panel.get_ylim()
+    if sum(low <= share <= high for share in TICKS[measure]) < 2:  # all the same: a scale needs something to be read by
+        low = max((share for share in TICKS[measure] if share < low), default=low)
+        high = min((share for share in TICKS[measure] if share > high), default=high)
     if measure == "accuracy":
         panel.set_yscale("function", functions=(lambda y: -np.log10(np.maximum(1 - y, 1e-4)), lambda x: 1 - 10.0**-x))
     else:

@@ -167,9 +167,7 @@ def hold_against_paper(comparison: Comparison) -> list[str]:
     ]
     if gaps:
         unexplained = sum(not gap.explanation for gap in gaps)
-        sentences.append(
-            f"Of the {len(gaps)} that differ by more, {len(gaps) - unexplained} are explained and {unexplained} open."
-        )
+        sentences.append(f"Further away: {len(gaps)}, of which {len(gaps) - unexplained} are explained and {unexplained} open.")
     return sentences + _state_other_counts(comparison)
 
 

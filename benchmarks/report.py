@@ -13,7 +13,7 @@ from compactattn.bench.contestants import AUTOTUNING, CONTESTANTS
 from compactattn.bench.goals import BEHIND_TRANSFORMER, HEAD_DIMS, TOKENS_PER_SECOND, count_verdicts, format_goals
 from compactattn.bench.results import Row
 from compactattn.bench.results import format_markdown as table
-from compactattn.report import tables
+from compactattn.report import regbench_comparison, regbench_finding, regbench_tables, tables
 from compactattn.report.comparison import compare
 from compactattn.report.finding import find, hold_against_paper, list_departures
 from compactattn.report.runs import load
@@ -289,6 +289,29 @@ def comparisons_section(folder: str, headings: bool = True) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def regbench_section() -> str:
+    """Table 1 from the files of results/regbench, in the words of the report."""
+    folder = ROOT / "results" / "regbench"
+    parts = []
+    for comparison in regbench_comparison.compare(load([folder]) if any(folder.glob("*.jsonl")) else []):
+        found, gaps = regbench_finding.find(comparison), regbench_finding.list_gaps(comparison)
+        changed = "".join(f", {name} {value}" for name, value in comparison.changes.items())
+        parts += [f"#### {comparison.title}{changed}, {comparison.split} split"]
+        parts += [f"**{found.headline}** {' '.join(found.details)}", _list(regbench_finding.list_kernels(comparison))]
+        parts += [regbench_tables.describe(comparison), regbench_tables.format_markdown(comparison)]
+        parts += [" ".join(regbench_finding.hold_against_paper(comparison))]
+        missing = comparison.not_run()
+        parts += [f"Of the paper, not run: {', '.join(missing)}."] if missing else []
+        parts += [f"More than two points from the paper:\n\n{_list(gaps)}"] if gaps else []
+        departures = regbench_finding.list_departures(comparison)
+        parts += [f"Departures from the paper:\n\n{_list(departures)}"] if departures else []
+    return "\n\n".join(part for part in parts if part) or "No results yet."
+
+
+def _list(items: list[str]) -> str:
+    return "\n".join(f"- {item}" for item in items)
+
+
 def source(name: str) -> str:
     row = read(name)[-1]
     return (
@@ -365,6 +388,7 @@ def pages() -> dict[Path, str]:
     """Every page that holds measured numbers, as it should read."""
     readme, experiments = ROOT / "README.md", ROOT / "docs" / "experiments.md"
     text = fill(experiments.read_text(), "length-gen", comparisons_section("length-gen"))
+    text = fill(text, "regbench", regbench_section())
     return {
         ROOT / "benchmarks" / "README.md": benchmarks_page(),
         readme: fill(readme.read_text(), "benchmarks", readme_section()),

@@ -7,9 +7,10 @@ import numpy as np
 
 from compactattn.kernels import parse
 from compactattn.models.config import ModelConfig
+from compactattn.report.evaluations import Evaluated
 from compactattn.report.inspection import Inspection
 from compactattn.report.paper import LENGTHS, MAIN, RECIPES
-from compactattn.report.runs import Evaluated, Run
+from compactattn.report.runs import Run
 from compactattn.training.config import RunConfig, TrainingConfig
 
 ENVIRONMENT = {

@@ -6,8 +6,8 @@ import pytest
 from report_examples import make_all_runs, make_run
 
 from compactattn.report.comparison import compare
+from compactattn.report.evaluations import Evaluated
 from compactattn.report.paper import MAIN
-from compactattn.report.runs import Evaluated
 
 
 def labels(comparison):

@@ -49,9 +49,9 @@ def drawn(comparison):
 NAMES = ["extrapolation", "few", "long", "long training", "paper", "training", "attention", "labelled", "support", "heads"]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_text_is_clipped_covers_another_or_is_tiny(drawn, name, monkeypatch):
-    figure, texts, draw = drawn[name], [], Text.draw
+def assert_readable(figure, monkeypatch):
+    """No text of the figure is clipped, covers another or is tiny."""
+    texts, draw = [], Text.draw
     monkeypatch.setattr(Text, "draw", lambda self, renderer: (texts.append(self), draw(self, renderer)))
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
@@ -64,6 +64,11 @@ def test_no_text_is_clipped_covers_another_or_is_tiny(drawn, name, monkeypatch):
         assert inside, text
     for (one, box), (other, its_box) in itertools.combinations(boxes, 2):
         assert not box.padded(-0.5).overlaps(its_box.padded(-0.5)), (one, other)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_text_is_clipped_covers_another_or_is_tiny(drawn, name, monkeypatch):
+    assert_readable(drawn[name], monkeypatch)
 
 
 def test_the_curves_are_the_means(comparison, drawn):

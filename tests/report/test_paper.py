@@ -77,7 +77,7 @@ def test_labels_are_all_different():
     assert len(set(labels)) == len(labels) == 14
     assert labels[0] == "Transformer, ALiBi"
     assert Variant("mosaic", parse("norm_relu"), "none", "plain").label == "normReLU, as released (plain)"
-    assert Variant("transformer", parse("sparsemax"), "learned").label == "Transformer, sparsemax, learned positions"
+    assert Variant("transformer", parse("sparsemax"), "learned").label == "Transformer, sparsemax"
 
 
 def test_the_published_steps_are_examples_over_batch():

@@ -87,7 +87,7 @@ def report(runs: Positional[tuple[Path, ...]], out: Path = Path("report"), devic
     compactattn report results/length-gen
 
     Args:
-        runs: Folders of runs, folders of such folders, or files of results.
+        runs: Folders of runs, folders of such folders, or files of results; those of several experiments share the page.
         out: Folder of the report, made if need be.
         device: Where attention is looked at: auto, cpu or cuda.
     """

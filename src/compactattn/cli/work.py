@@ -100,12 +100,12 @@ def _run(work: Callable[[], None]) -> None:
 
 def write_page(runs: Sequence[Path], out: Path, device: str) -> Path:
     # matplotlib takes a second: only commands that draw wait for it
-    from compactattn.report.page import compare_evaluated, write_report
+    from compactattn.report.page import check_evaluated, write_report
     from compactattn.report.runs import load
 
     try:
         found = load(runs)
-        compare_evaluated(found)  # so that no folder is left behind for runs that make no report
+        check_evaluated(found)  # so that no folder is left behind for runs that make no report
         inspections = _inspect(runs, device)
         prepare_folder(out)
         return write_report(found, out, inspections)
@@ -114,13 +114,13 @@ def write_page(runs: Sequence[Path], out: Path, device: str) -> Path:
 
 
 def _inspect(runs: Sequence[Path], device: str) -> list[Any]:
-    """A look into one run of each kernel that still has its weights, on the first test sequence."""
+    """A look into one run of each kernel that still has its weights, on the first test example."""
     from compactattn.report.inspection import Inspection
 
     found: dict[str, Inspection] = {}
-    for folder in (path for run in runs for path in [run, *sorted(run.glob("*/"))] if checkpoint.exists(path)):
+    for folder in (path for run in runs for path in [run, *sorted(run.glob("*/"))] if (path / "config.json").is_file()):
         config = checkpoint.load_config(folder)
-        if config.model.kernel in found or config.model.architecture != "mosaic":
+        if config.model.kernel in found or config.model.architecture != "mosaic" or not checkpoint.exists(folder):
             continue
         trained = open_run(folder, device)
         tokens, words = experiment_of(config).example(config)

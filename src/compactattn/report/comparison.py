@@ -1,4 +1,4 @@
-"""Runs put side by side: one comparison for each task and mode, one line for each variant, seeds summed up.
+"""Runs of length generalisation put side by side: one comparison for each task and mode, one line for each variant.
 
 Only runs that differ in nothing but the seed share a line, and only runs on the same data a comparison.
 """
@@ -9,33 +9,16 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from itertools import pairwise
 from typing import Any
 
 from compactattn.data.sequences import TASKS
 from compactattn.evaluation.statistics import Summary, summarise
-from compactattn.report import paper
-from compactattn.report.paper import Variant
-from compactattn.report.runs import Evaluated, Run
+from compactattn.report import lines, paper
+from compactattn.report.evaluations import Evaluated
+from compactattn.report.runs import Run
 
 MODES = ("teacher-forced", "free-running")  # the published one first
-IDLE = (
-    "device",
-    "log_every",
-    "checkpoint_every",
-    "validate_every",
-    "accumulation",
-    "compile",
-    "graph",
-)  # training fields that move no number
 SHORTEST = 32  # of the paper's training sources
-
-
-def span(values: Iterable[float]) -> str:
-    """The least and the greatest of some numbers, or the one that they all are: "1 to 3"."""
-    values = list(values)
-    low, high = min(values), max(values)
-    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def published_setting(task: str) -> dict[str, Any]:
@@ -45,35 +28,7 @@ def published_setting(task: str) -> dict[str, Any]:
     return asdict(TASKS[task]) | {"shortest": SHORTEST, "longest": paper.LONGEST}
 
 
-@dataclass(frozen=True)
-class Line:
-    """A variant on a task: its runs, which differ in their seed alone, and what they reach at each length."""
-
-    variant: Variant
-    label: str
-    runs: tuple[Run, ...]
-    cells: dict[int, Summary]
-    rows: dict[int, tuple[Evaluated, ...]]  # what each cell sums up, one for every run that was evaluated there
-
-    @property
-    def seeds(self) -> list[int]:
-        return sorted(run.config.seed for run in self.runs)
-
-    @property
-    def steps(self) -> tuple[int, int]:
-        """The fewest and the most steps of training behind its numbers."""
-        done = [row.step for rows in self.rows.values() for row in rows]
-        return min(done), max(done)
-
-    @property
-    def samples(self) -> list[int]:
-        """The number of samples of every evaluation."""
-        return [row.samples for rows in self.rows.values() for row in rows]
-
-    @property
-    def precisions(self) -> set[str]:
-        """The precisions that its numbers were computed in, as far as they were noted."""
-        return {row.precision for rows in self.rows.values() for row in rows if row.precision}
+Line = lines.Line[Summary, Evaluated]
 
 
 @dataclass(frozen=True)
@@ -136,12 +91,11 @@ class Comparison:
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """All comparisons that the runs allow, those of the paper's tasks first, the published mode before the other."""
-    groups: dict[tuple[str, str, str], dict[str, list[Run]]] = {}
+    groups: dict[tuple[str, str, str], list[Run]] = {}
     for run in runs:
-        for task, mode in sorted({(row.task, row.mode) for row in run.evaluation}):
-            group = groups.setdefault((task, mode, json.dumps(run.config.data, sort_keys=True)), {})
-            group.setdefault(_recipe(run), []).append(run)
-    found = [Comparison(task, mode, _make_lines(group.values(), task, mode)) for (task, mode, _), group in groups.items()]
+        for task, mode in sorted({(row.task, row.mode) for row in run.evaluation if isinstance(row, Evaluated)}):
+            groups.setdefault((task, mode, json.dumps(run.config.data, sort_keys=True)), []).append(run)
+    found = [Comparison(task, mode, _make_lines(group, task, mode)) for (task, mode, _), group in groups.items()]
     tasks = list(paper.LENGTHS)
     return sorted(
         found,
@@ -149,50 +103,20 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     )
 
 
-def _recipe(run: Run) -> str:
-    """All of a config that may move a number, but the seed: one text for the runs of one line."""
-    config = asdict(run.config)
-    training = {name: value for name, value in config["training"].items() if name not in IDLE}
-    model = config["model"] | {"kernel": str(run.variant.kernel)}  # by what it is, not by which of its names was typed
-    return json.dumps({"model": model, "training": training}, sort_keys=True)
-
-
-def _make_lines(groups: Iterable[list[Run]], task: str, mode: str) -> tuple[Line, ...]:
-    groups = list(groups)
-    lines = [_make_line(group, _name(group[0], groups), task, mode) for group in groups]
-    order = list(paper.ROWS)
-    return tuple(
-        sorted(lines, key=lambda line: (order.index(line.variant) if line.variant in order else len(order), line.label))
-    )
-
-
-def _name(run: Run, groups: list[list[Run]]) -> str:
-    """The variant's label, and where another line has the same variant, the fields that tell them apart."""
-    twins = [json.loads(_recipe(group[0])) for group in groups if group[0].variant == run.variant]
-    own = json.loads(_recipe(run))
-    apart = [
-        f"{name} {own[part][name]}"
-        for part in own
-        for name in own[part]
-        if any(twin[part][name] != own[part][name] for twin in twins)
-    ]
-    return ", ".join([run.variant.label, *apart])
+def _make_lines(runs: Iterable[Run], task: str, mode: str) -> tuple[Line, ...]:
+    groups = lines.group(runs)
+    return lines.sort_lines([_make_line(group, lines.name(group[0], groups), task, mode) for group in groups], paper.ROWS)
 
 
 def _make_line(runs: list[Run], label: str, task: str, mode: str) -> Line:
-    runs = sorted(runs, key=lambda run: run.config.seed)
-    for one, other in pairwise(runs):
-        if one.config.seed == other.config.seed:
-            raise ValueError(
-                f"{one.source} and {other.source} are both {label} on {task} with seed {one.config.seed}; give one of them"
-            )
+    lines.refuse_twins(runs, f"{label} on {task}")
     found: dict[int, list[Evaluated]] = {}
     early = False
     for run in runs:
         for row in run.latest:
-            if (row.task, row.mode) == (task, mode):
+            if isinstance(row, Evaluated) and (row.task, row.mode) == (task, mode):
                 found.setdefault(row.length, []).append(row)
                 early |= row.step < run.steps
     cells = {n: summarise([row.exact for row in rows], [row.samples for row in rows]) for n, rows in sorted(found.items())}
     line = Line(runs[0].variant, label, tuple(runs), cells, {n: tuple(rows) for n, rows in found.items()})
-    return replace(line, label=f"{label}, at step {span(line.steps)}") if early else line
+    return replace(line, label=f"{label}, at step {lines.span(line.steps)}") if early else line

@@ -142,9 +142,12 @@ def name_ends(panel: Axes, ends: Sequence[tuple[str, float, float, Any]], scale:
     The ends come from the lowest to the highest. `scale` is the panel's scale of x.
     """
     low, high = panel.get_ylim()
-    log = panel.get_yscale() == "log"
+    bottom, top = panel.yaxis.get_transform().transform([low, high])
     inches = panel.bbox.height / panel.figure.dpi
-    rise = (lambda y: math.log(y / low) / math.log(high / low)) if log else (lambda y: (y - low) / (high - low))
+
+    def rise(value: float) -> float:
+        return float((panel.yaxis.get_transform().transform([value])[0] - bottom) / (top - bottom))
+
     wanted = [rise(value) for label, value, _, _ in ends for _ in range(count_lines(label))]
     places = iter(spread(wanted, LINE_HEIGHT / inches, 0.0, 1.0))  # one for each line of text
     left, right = (scale(x) for x in panel.get_xlim())

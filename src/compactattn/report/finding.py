@@ -8,7 +8,8 @@ from typing import NamedTuple
 from compactattn.evaluation.statistics import Summary
 from compactattn.kernels import gaussian
 from compactattn.report import paper
-from compactattn.report.comparison import Comparison, Line, span
+from compactattn.report.comparison import Comparison, Line
+from compactattn.report.lines import list_interrupted, list_precisions, list_test_sets, span
 from compactattn.report.paper import Variant
 
 LEARNT = 0.9  # exact match at the training length from which a task counts as learnt
@@ -46,7 +47,7 @@ def find(comparison: Comparison) -> Finding:
     if not learnt:
         return Finding(_state_failure(comparison), _state_learning(comparison))
     base = find_baseline(comparison)
-    kernels = [line for line in comparison.lines if line.variant.kernel.compact and line is not base]
+    kernels = [line for line in comparison.lines if line.variant.compact and line is not base]
     if base is not None and base not in learnt:
         return _find_without_baseline(comparison, base, learnt)
     rivals = [line for line in kernels if line in learnt]
@@ -282,7 +283,9 @@ def hold_against_paper(comparison: Comparison) -> list[str]:
 def list_departures(comparison: Comparison) -> list[str]:
     """Where the runs depart from the paper's recipe, each with both numbers."""
     notes = [f"{name} of the data: {ours}; in the paper {theirs}" for name, (theirs, ours) in comparison.changed.items()]
-    about_runs = _list_precisions(comparison) + _list_test_sets(comparison) + _list_interrupted(comparison)
+    about_runs = (
+        list_precisions(comparison.lines) + list_test_sets(comparison.lines, "length") + list_interrupted(comparison.lines)
+    )
     recipe = paper.RECIPES.get(comparison.task)
     if recipe is None:
         return [f"the paper has no task {comparison.title}", *about_runs]
@@ -309,41 +312,6 @@ def list_departures(comparison: Comparison) -> list[str]:
         f"training examples: at most {examples:,}, {_share(examples / recipe.examples)} of the paper's {recipe.examples:,}"
     )
     return notes + about_runs
-
-
-def _list_precisions(comparison: Comparison) -> list[str]:
-    """The lines that were evaluated in another precision than they were trained in."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for line in comparison.lines:
-        trained = line.runs[0].config.training.precision  # of all its runs, which differ in their seed alone
-        for precision in sorted(line.precisions - {trained}):
-            found.setdefault((trained, precision), []).append(line.label)
-    return [
-        f"trained in {trained} but evaluated in {precision}: {'; '.join(labels)}"
-        for (trained, precision), labels in found.items()
-    ]
-
-
-def _list_test_sets(comparison: Comparison) -> list[str]:
-    """Lengths at which the runs were not judged on one and the same test set."""
-    sets: dict[int, set[str]] = {}
-    for row in (row for line in comparison.lines for run in line.runs for row in run.evaluation):
-        if (row.task, row.mode) == (comparison.task, comparison.mode) and row.checksum:
-            sets.setdefault(row.length, set()).add(row.checksum)
-    return [
-        f"length {length}: the runs were judged on {len(found)} different test sets"
-        for length, found in sorted(sets.items())
-        if len(found) > 1
-    ]
-
-
-def _list_interrupted(comparison: Comparison) -> list[str]:
-    return [
-        f"{line.label}, seed {run.config.seed}, stopped after {run.steps:,} of its {run.config.training.steps:,} steps"
-        for line in comparison.lines
-        for run in line.runs
-        if 0 < run.steps < run.config.training.steps
-    ]
 
 
 def _name(line: Line) -> str:

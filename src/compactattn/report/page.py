@@ -7,21 +7,14 @@ from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
-from matplotlib.figure import Figure
-
-from compactattn.report import figures, maps, palette, svg, tables
-from compactattn.report.comparison import MODES, Comparison, Line, compare, span
-from compactattn.report.finding import Finding, find, hold_against_paper, list_departures
+from compactattn.report import maps, palette, svg
 from compactattn.report.inspection import Inspection
+from compactattn.report.lines import Line, span
 from compactattn.report.runs import Run
+from compactattn.report.sections import Grid, Heading, Items, Part, Picture, Section, Sentences, make_sections, name_task
 
-KICKER = "Length generalisation"
-LOOKS = (
-    "Colour is the kernel's profile; a solid line normalises itself, a dashed one is anchored at the best key, "
-    "a dotted one has a fixed bandwidth, a dash-dotted one keeps the k nearest keys."
-)
 NOTHING_INSIDE = (
     "Attention from inside is not shown: it takes the weights of a Memory Mosaic, which run folders hold and files of "
     "results do not."
@@ -31,32 +24,14 @@ FOLDED = 12  # runs from which on their list is folded away
 CPUS = ("x86_64", "AMD64", "aarch64", "arm64")  # what stands for the device of a run without a GPU
 
 
-class Picture(NamedTuple):
-    """A figure with the name of its file and what it shows."""
-
-    name: str
-    figure: Figure
-    caption: str
-
-
-class Section(NamedTuple):
-    """One comparison with everything that is said and shown about it."""
-
-    name: str
-    comparison: Comparison
-    finding: Finding
-    pictures: dict[str, Picture]
-    against_paper: list[str]
-    departures: list[str]
-
-
 def write_report(runs: Sequence[Run], out: Path | str, inspections: Sequence[Inspection] | None = None) -> Path:
     """Writes index.html, report.md and figures/ into the folder `out`, which is made if need be; returns the page's path."""
-    sections = [_make_section(comparison) for comparison in compare_evaluated(runs)]
+    check_evaluated(runs)
+    sections = make_sections(runs)
     inside = _draw_inside(inspections or [])
     out = Path(out)
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    for picture in [*(p for section in sections for p in section.pictures.values()), *inside]:
+    for picture in [*(picture for section in sections for picture in section.pictures), *inside]:
         svg.save(picture.figure, out / "figures" / picture.name)
     (out / "report.md").write_text(_write_markdown(sections, inside, runs), encoding="utf-8")
     page = out / "index.html"
@@ -64,42 +39,14 @@ def write_report(runs: Sequence[Run], out: Path | str, inspections: Sequence[Ins
     return page
 
 
-def compare_evaluated(runs: Sequence[Run]) -> list[Comparison]:
-    """What there is to report; a ValueError where it is nothing."""
-    comparisons = compare(runs)
-    if not comparisons:
+def check_evaluated(runs: Sequence[Run]) -> None:
+    """A ValueError where there is nothing to report."""
+    if not any(run.evaluation for run in runs):
         names = ", ".join(run.source for run in runs) or "none"
         raise ValueError(f"no run has been evaluated (given: {names}); run `compactattn evaluate` on it first")
-    return comparisons
 
 
 # -- contents ------------------------------------------------------------------------------------
-
-
-def _make_section(comparison: Comparison) -> Section:
-    name = _slug(f"{comparison.task}-{comparison.longest}" if not comparison.published else comparison.task)
-    name += "" if comparison.mode == MODES[0] else f"-{_slug(comparison.mode)}"
-    return Section(
-        name, comparison, find(comparison), _draw(comparison, name), hold_against_paper(comparison), list_departures(comparison)
-    )
-
-
-def _draw(comparison: Comparison, name: str) -> dict[str, Picture]:
-    caption = f"Exact match on {comparison.title} against the length of the source, {comparison.mode}. {LOOKS}"
-    if figures.shows_bands(comparison):
-        single = any(cell.seeds == 1 for line in comparison.lines for cell in line.cells.values())
-        caption += f" Bands: 95 % interval of the mean over seeds{', or of one seed over test samples' if single else ''}."
-    pictures = {"extrapolation": Picture(f"{name}-extrapolation", figures.draw_extrapolation(comparison), caption)}
-    if hold_against_paper(comparison):
-        caption = "Each kernel alone: our means and the paper's. The runs differ in their training, as listed below."
-        pictures["paper"] = Picture(f"{name}-paper", figures.draw_against_paper(comparison), caption)
-    training = figures.draw_training(comparison) if comparison.mode == MODES[0] else None
-    if training is not None:
-        caption = (
-            f"Training loss on {comparison.title}, each point the mean of a stretch of logged steps; one line for each run."
-        )
-        pictures["training"] = Picture(f"{name}-training", training, caption)
-    return pictures
 
 
 def _draw_inside(inspections: Sequence[Inspection]) -> list[Picture]:
@@ -120,26 +67,18 @@ def _draw_inside(inspections: Sequence[Inspection]) -> list[Picture]:
     ]
 
 
-def _slug(text: str) -> str:
-    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-") or "task"
-
-
-def _title(section: Section) -> str:
-    comparison = section.comparison
-    return comparison.title if comparison.published else f"{comparison.title}, trained up to {comparison.longest}"
-
-
 # -- HTML ----------------------------------------------------------------------------------------
 
 
 def _write_page(sections: list[Section], inside: list[Picture], runs: Sequence[Run]) -> str:
     first = sections[0]
     style = palette.css_variables() + (files("compactattn.report") / "page.css").read_text(encoding="utf-8")
-    links = "".join(f'<a href="#{s.name}">{escape(_title(s))}{_mode_note(s)}</a>' for s in sections)
+    titles = [f"{name}: {', '.join(subjects)}" for name, subjects in _list_experiments(sections).items()]
+    links = "".join(f'<a href="#{s.name}">{escape(s.link)}</a>' for s in sections)
     links += '<a href="#inside">Attention from inside</a>' if inside else ""
     body = "\n".join(
         [
-            f'<p class="kicker">{KICKER}</p><h1>{escape(first.finding.headline)}</h1>',
+            f'<p class="kicker">{escape(" · ".join(_list_experiments(sections)))}</p><h1>{escape(first.finding.headline)}</h1>',
             _paragraph(first.finding.details, "lede"),
             f'<nav>{links}<a href="#made">How it was made</a></nav>',
             *(_write_section(section, section is first) for section in sections),
@@ -151,31 +90,38 @@ def _write_page(sections: list[Section], inside: list[Picture], runs: Sequence[R
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<title>{KICKER}: {escape(', '.join(dict.fromkeys(s.comparison.title for s in sections)))}</title>"
+        f"<title>{escape('; '.join(titles))}</title>"
         f"<style>\n{style}</style></head>\n<body><main>\n{body}\n</main></body></html>\n"
     )
 
 
-def _mode_note(section: Section) -> str:
-    return "" if section.comparison.mode == MODES[0] else f", {escape(section.comparison.mode)}"
+def _list_experiments(sections: list[Section]) -> dict[str, dict[str, None]]:
+    """The experiments on the page, each with what its sections are about."""
+    found: dict[str, dict[str, None]] = {}
+    for section in sections:
+        found.setdefault(section.experiment, {})[section.subject] = None
+    return found
 
 
 def _write_section(section: Section, first: bool) -> str:
-    comparison, pictures = section.comparison, section.pictures
-    parts = [f'<section id="{section.name}"><h2>{escape(_title(section))}<small>{escape(comparison.mode)}</small></h2>']
+    parts = [f'<section id="{section.name}"><h2>{escape(section.title)}<small>{escape(section.note)}</small></h2>']
     if not first:
         parts += [f'<p class="finding">{escape(section.finding.headline)}</p>', _paragraph(section.finding.details)]
-    parts += [_show(pictures["extrapolation"]), tables.format_html(comparison, _colour)]
-    if section.against_paper:
-        parts += ["<h3>Beside the paper</h3>", _paragraph(section.against_paper)]
-    parts += [_show(pictures["paper"])] if "paper" in pictures else []
-    missing = comparison.not_run()
-    parts += [_paragraph([f"Rows of the paper that were not run here: {', '.join(missing)}."])] if missing else []
-    if comparison.mode == MODES[0]:
-        parts += ["<h3>Where this departs from the paper</h3>", _list(section.departures)]
-    if "training" in pictures:
-        parts += ["<h3>Training</h3>", _show(pictures["training"])]
-    return "\n".join([*parts, "</section>"])
+    return "\n".join([*parts, *map(_write_part, section.parts), "</section>"])
+
+
+def _write_part(part: Part) -> str:
+    match part:
+        case Picture():
+            return _show(part)
+        case Grid():
+            return part.html
+        case Heading():
+            return f"<h3>{escape(part.text)}</h3>"
+        case Sentences():
+            return _paragraph(part.sentences)
+        case Items():
+            return _list(part.items)
 
 
 def _write_inside(inside: list[Picture]) -> str:
@@ -192,7 +138,7 @@ def _write_making(sections: list[Section], runs: Sequence[Run]) -> str:
     listed = f"<pre>{escape(chr(10).join(commands))}</pre>" if commands else ""
     configs = "".join(
         _fold(
-            f"Config of {escape(line.label)}, {escape(section.comparison.title)}, seed {line.seeds[0]}",
+            f"Config of {escape(line.label)}, {escape(name_task(section, line.runs[0]))}, seed {line.runs[0].config.seed}",
             f"<pre>{escape(line.runs[0].config.to_json())}</pre>",
         )
         for section, line in _unique_lines(sections)
@@ -223,21 +169,17 @@ def _list(items: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(item)}</li>" for item in items) + "</ul>"
 
 
-def _colour(line: Line) -> str:
-    return palette.css_colour(palette.look_of(line.variant).colour)
-
-
 # -- how it was made -----------------------------------------------------------------------------
 
 MAKING = ("Task", "Variant", "Seed", "Steps", "Batch", "Precision", "Wall time", "Hardware", "Torch", "Commit", "Started")
 
 
-def _unique_lines(sections: list[Section]) -> list[tuple[Section, Line]]:
+def _unique_lines(sections: list[Section]) -> list[tuple[Section, Line[Any, Any]]]:
     """Each line once, although it may be compared in two modes."""
-    found: list[tuple[Section, Line]] = []
+    found: list[tuple[Section, Line[Any, Any]]] = []
     seen: set[str] = set()
     for section in sections:
-        for line in section.comparison.lines:
+        for line in section.lines:
             new = tuple(run for run in line.runs if run.config.to_json() not in seen)
             seen.update(run.config.to_json() for run in new)
             found += [(section, replace(line, runs=new))] if new else []
@@ -247,7 +189,7 @@ def _unique_lines(sections: list[Section]) -> list[tuple[Section, Line]]:
 def _list_runs(sections: list[Section]) -> list[list[str]]:
     return [
         [
-            section.comparison.title,
+            name_task(section, run),
             line.label,
             str(run.config.seed),
             _steps(run),
@@ -302,18 +244,28 @@ def _duration(seconds: float) -> str:
 
 
 def _write_markdown(sections: list[Section], inside: list[Picture], runs: Sequence[Run]) -> str:
-    parts = [f"# {KICKER}"]
+    parts = [f"# {' · '.join(_list_experiments(sections))}"]
     for section in sections:
-        comparison = section.comparison
-        parts += [f"## {_plain(_title(section))} ({comparison.mode})", f"**{_plain(section.finding.headline)}**"]
-        parts += [_plain(" ".join(section.finding.details)), _link(section.pictures["extrapolation"])]
-        parts += [_plain(tables.describe(comparison)), tables.format_markdown(comparison), " ".join(section.against_paper)]
-        parts += [_link(picture) for name, picture in section.pictures.items() if name != "extrapolation"]
-        parts += ["Departures from the paper:\n\n" + "\n".join(f"- {_plain(note)}" for note in section.departures)]
+        parts += [f"## {_plain(section.title)} ({_plain(section.note)})", f"**{_plain(section.finding.headline)}**"]
+        parts += [_plain(" ".join(section.finding.details)), *map(_mark_down, section.parts)]
     parts += ["## Attention from inside", *map(_link, inside)] if inside else [NOTHING_INSIDE]
     rows = [MAKING, tuple("---" for _ in MAKING), *_list_runs(sections)]
     parts += ["## How it was made", "\n".join(f"| {' | '.join(map(_plain, row))} |" for row in rows)]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
+
+
+def _mark_down(part: Part) -> str:
+    match part:
+        case Picture():
+            return _link(part)
+        case Grid():
+            return f"{_plain(part.caption)}\n\n{part.markdown}"
+        case Heading():
+            return f"### {_plain(part.text)}"
+        case Sentences():
+            return _plain(" ".join(part.sentences))
+        case Items():
+            return "\n".join(f"- {_plain(item)}" for item in part.items)
 
 
 def _link(picture: Picture) -> str:

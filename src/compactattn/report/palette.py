@@ -1,4 +1,7 @@
-"""One look for a variant in every figure and table: colour says the profile, dashes and marker the support rule."""
+"""One look for a variant in every figure and table: colour says the profile, dashes and marker the support rule.
+
+An architecture without a kernel has a colour and a marker of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,13 @@ from compactattn.report.paper import Variant
 
 TEXT, MUTED, FAINT, SHADE = "#1a1a1a", "#6e6e6e", "#d5d5d5", "#eef1f4"
 _OTHER, _TRANSFORMER = "#6b5b95", "#767676"
+_RECURRENT = {  # colour, what stands for it on a dark page, and marker
+    "retnet": ("#8a6d00", "#d9b84a", "v"),
+    "h3": ("#b03a2e", "#f08a7e", "P"),
+    "gla": ("#1b7f8c", "#5cc6d4", "X"),
+    "s4d": ("#4a5a9e", "#9db0f5", "*"),
+    "mamba": ("#7a4b2a", "#cf9f78", "p"),
+}
 DARK = {  # each colour, and what stands for it on a dark page
     TEXT: "#ececec",
     MUTED: "#a5a5a5",
@@ -22,6 +32,7 @@ DARK = {  # each colour, and what stands for it on a dark page
     INK[1.0].lower(): "#62b6f2",
     INK[2.0].lower(): "#ff9d5c",
     INK[3.0].lower(): "#50d0a9",
+    **{colour: shown for colour, shown, _ in _RECURRENT.values()},
 }
 _RULES: dict[type[Rule], tuple[Any, str]] = {
     Normalising: ("-", "o"),
@@ -41,6 +52,9 @@ class Look(NamedTuple):
 
 
 def look_of(variant: Variant) -> Look:
+    if variant.kernel is None:
+        colour, _, marker = _RECURRENT.get(variant.architecture, (_OTHER, "", "h"))
+        return Look(colour, (0, (7, 1.2)), marker, variant.positions != "none")
     colour = _TRANSFORMER if variant.architecture == "transformer" else colour_of(variant.kernel)
     dashes, marker = _RULES[type(variant.kernel.rule)]
     return Look(colour, dashes, marker, variant.positions != "none")

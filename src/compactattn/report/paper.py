@@ -1,4 +1,4 @@
-"""What the paper reports on length generalisation, as data: its three tables and its recipe.
+"""What the paper compares, and what it reports on length generalisation, as data: its three tables and its recipe.
 
 A cell is "mean/maximum" over three seeds, in hundredths, of the share of samples answered exactly.
 """
@@ -42,31 +42,51 @@ class Recipe(NamedTuple):
 RECIPES = {"mqmtar": Recipe(50_000_000, 4), "reverse": Recipe(30_000_000, 4), "sort": Recipe(40_000_000, 2)}
 
 
+_ARCHITECTURES = {  # the names they go by; a mosaic goes by its kernel's
+    "transformer": "Transformer",
+    "retnet": "RetNet",
+    "h3": "H3",
+    "gla": "GLA",
+    "s4d": "S4D",
+    "mamba": "Mamba",
+}
+_ATTENTIVE = ("mosaic", "transformer")
+
+
 @dataclass(frozen=True)
 class Variant:
-    """What is compared: an architecture with a kernel and positions. Two texts of one kernel are the same variant."""
+    """What is compared: an architecture with a kernel and positions. Two texts of one kernel are the same variant.
+
+    A recurrent architecture attends to nothing: it has no kernel.
+    """
 
     architecture: str
-    kernel: Kernel
+    kernel: Kernel | None
     positions: str = "none"
     as_released: str = ""
 
     @staticmethod
     def of(model: Mapping[str, Any]) -> Variant:
         """The variant of a model's settings, as config.json holds them."""
-        return Variant(
-            model["architecture"], parse(model["kernel"]), model.get("positions", "none"), model.get("as_released", "")
-        )
+        architecture = model["architecture"]
+        kernel = parse(model["kernel"]) if architecture in _ATTENTIVE else None
+        return Variant(architecture, kernel, model.get("positions", "none"), model.get("as_released", ""))
+
+    @property
+    def compact(self) -> bool:
+        """Whether it attends with a kernel that can give exact zeros."""
+        return self.kernel is not None and self.kernel.compact
 
     @property
     def label(self) -> str:
-        """A short name for a line or a row: "sparsemax", "2-ReLUmax", "Transformer, ALiBi"."""
-        name = name_kernel(self.kernel)
-        parts = [name] if self.architecture == "mosaic" else [self.architecture.capitalize()]
-        if self.architecture != "mosaic" and name != "Gaussian":
+        """A short name for a line or a row: "sparsemax", "2-ReLUmax", "RetNet", "Transformer, ALiBi"."""
+        name = "" if self.kernel is None else name_kernel(self.kernel)
+        parts = [name] if self.architecture == "mosaic" else [_ARCHITECTURES.get(self.architecture, self.architecture)]
+        if self.architecture != "mosaic" and name not in ("", "Gaussian"):
             parts.append(name)
-        if self.positions != "none":
-            parts.append({"alibi": "ALiBi"}.get(self.positions, f"{self.positions} positions"))
+        usual = "learned" if self.architecture == "transformer" else "none"  # GPT-2 learns its positions
+        if self.positions != usual:
+            parts.append({"alibi": "ALiBi", "none": "no positions"}.get(self.positions, f"{self.positions} positions"))
         way = {"": "", "efficient": ", as released"}.get(self.as_released, f", as released ({self.as_released})")
         return ", ".join(parts) + way
 

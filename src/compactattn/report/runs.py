@@ -11,32 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from compactattn.report.evaluations import Evaluation, read_evaluation
 from compactattn.report.paper import Variant
 from compactattn.training.config import RunConfig
 
 POINTS = 200  # of a loss curve in a compact line
-
-
-@dataclass(frozen=True)
-class Evaluated:
-    """A line of evaluation.jsonl: how many samples of a test set a run answered exactly."""
-
-    task: str
-    length: int
-    mode: str
-    samples: int
-    exact: int
-    tokens: int = 0
-    tokens_right: int = 0
-    step: int = 0
-    checksum: str = ""
-    precision: str = ""  # that the model computed in, where it was noted
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.exact <= self.samples or self.samples < 1:
-            raise ValueError(f"exact = {self.exact} of samples = {self.samples} is no share of right answers")
-        if self.length < 1:
-            raise ValueError(f"length = {self.length} must be at least 1")
 
 
 @dataclass(frozen=True)
@@ -48,8 +27,9 @@ class Run:
     steps: int  # done
     wall_seconds: float
     losses: Sequence[tuple[int, float]]  # (step, training loss)
-    evaluation: Sequence[Evaluated]
+    evaluation: Sequence[Evaluation]
     source: str = field(default="", compare=False)  # the file or folder, for messages
+    validations: Sequence[tuple[int, float]] = field(default_factory=list)  # (step, validation loss)
 
     @property
     def variant(self) -> Variant:
@@ -67,26 +47,26 @@ class Run:
         return longest if isinstance(longest, int) and longest > 0 else None
 
     @property
-    def latest(self) -> list[Evaluated]:
-        """The evaluation of the latest step at each task, mode and length; of two of one step, the one written last.
+    def latest(self) -> list[Evaluation]:
+        """The evaluation of the latest step at each task, mode and length, or split; of two of one step, the one written last.
 
         A row that does not note its step is taken to be of the last step that the run logged.
         """
-        found: dict[tuple[str, str, int], Evaluated] = {}
+        found: dict[tuple[str, str, int], Evaluation] = {}
         for row in self.evaluation:
-            key = row.task, row.mode, row.length
-            if key not in found or row.step >= found[key].step:
-                found[key] = row
+            if row.key not in found or row.step >= found[row.key].step:
+                found[row.key] = row
         return [replace(row, step=row.step or self.steps) for row in found.values()]
 
     def to_json(self) -> dict[str, Any]:
-        """The compact line of this run: everything a report needs, with at most `POINTS` points of the loss."""
+        """The compact line of this run: everything a report needs, with at most `POINTS` points of a curve."""
         return {
             "config": json.loads(self.config.to_json()),
             "environment": dict(self.environment),
             "steps": self.steps,
             "wall_seconds": round(self.wall_seconds, 1),
-            "losses": [[step, float(f"{loss:.5g}")] for step, loss in thin(self.losses, POINTS)],
+            "losses": _shorten(self.losses),
+            **({"validations": _shorten(self.validations)} if self.validations else {}),
             "evaluation": [asdict(row) for row in self.evaluation],
         }
 
@@ -96,6 +76,10 @@ def thin(points: Sequence[tuple[int, float]], count: int) -> list[tuple[int, flo
     size = -(-len(points) // count) or 1
     stretches = [points[start : start + size] for start in range(0, len(points), size)]
     return [(part[-1][0], sum(loss for _, loss in part) / len(part)) for part in stretches]
+
+
+def _shorten(curve: Sequence[tuple[int, float]]) -> list[list[float]]:
+    return [[step, float(f"{loss:.5g}")] for step, loss in thin(curve, POINTS)]
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -136,12 +120,19 @@ def read_run(folder: Path | str) -> Run:
     config = _read_config(folder / "config.json")
     metrics = list(_read_lines(folder / "metrics.jsonl", growing=True))
     losses = [_read_loss(folder / "metrics.jsonl", line, row) for line, row in metrics if row.get("loss") is not None]
+    validations = [
+        _read_loss(folder / "metrics.jsonl", line, {"step": row.get("step"), "loss": row["validation"]["loss"]})
+        for line, row in metrics
+        if isinstance(row.get("validation"), dict) and row["validation"].get("loss") is not None
+    ]
     environment = _read_json(folder / "environment.json") if (folder / "environment.json").exists() else {}
     evaluation = [
-        _read_evaluated(f"{folder / 'evaluation.jsonl'} line {n}", row) for n, row in _read_lines(folder / "evaluation.jsonl")
+        read_evaluation(config.experiment, row, f"{folder / 'evaluation.jsonl'} line {n}")
+        for n, row in _read_lines(folder / "evaluation.jsonl")
     ]
     steps = losses[-1][0] if losses else 0
-    return Run(config, environment, steps, _wall_seconds(folder / "timing.jsonl"), losses, evaluation, str(folder))
+    seconds = _wall_seconds(folder / "timing.jsonl")
+    return Run(config, environment, steps, seconds, losses, evaluation, str(folder), validations)
 
 
 def load_results(path: Path | str) -> list[Run]:
@@ -161,14 +152,16 @@ def _from_json(row: Mapping[str, Any], where: str, source: str) -> Run:
             raise ValueError(f"{where}: {name} is missing; a line of results holds config, environment, steps, evaluation")
     try:
         config = RunConfig.from_json(json.dumps(row["config"]))
-        losses = [(int(step), float(loss)) for step, loss in row.get("losses", [])]
+        losses, validations = (
+            [(int(step), float(loss)) for step, loss in row.get(name, [])] for name in ("losses", "validations")
+        )
         steps, seconds = int(row["steps"]), float(row.get("wall_seconds", 0))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
     if not isinstance(row["evaluation"], list) or not isinstance(row.get("environment", {}), dict):
         raise ValueError(f"{where}: evaluation must be a list of lines, and environment a dictionary")
-    evaluation = [_read_evaluated(where, evaluated) for evaluated in row["evaluation"]]
-    return Run(config, row.get("environment", {}), steps, seconds, losses, evaluation, source)
+    evaluation = [read_evaluation(config.experiment, evaluated, where) for evaluated in row["evaluation"]]
+    return Run(config, row.get("environment", {}), steps, seconds, losses, evaluation, source, validations)
 
 
 def _read_config(path: Path) -> RunConfig:
@@ -219,27 +212,6 @@ def _read_loss(path: Path, line: int, row: Mapping[str, Any]) -> tuple[int, floa
         return int(row["step"]), float(row["loss"])
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path} line {line}: a step and a loss are expected, got {json.dumps(row)}") from None
-
-
-def _read_evaluated(where: str, row: Any) -> Evaluated:
-    """An evaluation from its line; names it has beyond ours are left alone."""
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: an evaluation is a dictionary, not {type(row).__name__}")
-    kinds = {"task": str, "length": int, "mode": str, "samples": int, "exact": int, "tokens": int, "tokens_right": int,
-             "step": int, "checksum": str, "precision": str}  # fmt: skip
-    for name in ("task", "length", "mode", "samples", "exact"):
-        if name not in row:
-            raise ValueError(f"{where}: {name} is missing from an evaluation")
-    known = {name: row[name] for name in kinds if row.get(name) is not None}
-    for name, value in known.items():
-        if type(value) is not kinds[name]:
-            raise ValueError(
-                f"{where}: {name} = {json.dumps(value)} must be {'text' if kinds[name] is str else 'a whole number'}"
-            )
-    try:
-        return Evaluated(**known)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
 
 
 def _wall_seconds(path: Path) -> float:

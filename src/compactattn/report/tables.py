@@ -5,11 +5,12 @@ The paper's number stands below ours, so that the eye needs not travel.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 
 from compactattn.report import paper
-from compactattn.report.comparison import Comparison, Line, span
+from compactattn.report.comparison import Comparison, Line
+from compactattn.report.lines import span
 
 NONE = "–"
 
@@ -46,7 +47,7 @@ def format_markdown(comparison: Comparison) -> str:
         rows.append([f"**{line.label}**{count_seeds(comparison, line)}", *ours])
         if any(comparison.papers_cell(line, n) for n in comparison.lengths):
             rows.append(["*paper*", *(_papers(comparison, line, n, "<sup>{}</sup>") for n in comparison.lengths)])
-    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows) + "\n"
+    return join_markdown(rows)
 
 
 def format_html(comparison: Comparison, colour: Callable[[Line], str] = lambda line: "inherit") -> str:
@@ -57,17 +58,32 @@ def format_html(comparison: Comparison, colour: Callable[[Line], str] = lambda l
     head = "".join(f'<th scope="col">{comparison.factor(n)}<small>{n:,}</small></th>' for n in comparison.lengths)
     below = " Below each of our numbers, smaller: the paper's." if comparison.beside_paper else ""
     body = "".join(_format_row(comparison, line, colour(line)) for line in comparison.lines)
+    return join_html(describe(comparison) + below, f'<tr><th scope="col">Kernel</th>{head}</tr>', body)
+
+
+def join_markdown(rows: Iterable[Sequence[str]]) -> str:
+    """A table of Markdown from the texts of its cells."""
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows) + "\n"
+
+
+def join_html(caption: str, head: str, body: str) -> str:
+    """A table of HTML from its caption, which is text, and its rows, which are HTML."""
     return (
-        f'<div class="table"><p class="caption">{escape(describe(comparison) + below)}</p><div class="scroll"><table>'
-        f'<thead><tr><th scope="col">Kernel</th>{head}</tr></thead><tbody>{body}</tbody></table></div></div>'
+        f'<div class="table"><p class="caption">{escape(caption)}</p><div class="scroll"><table>'
+        f"<thead>{head}</thead><tbody>{body}</tbody></table></div></div>"
     )
+
+
+def name_row(label: str, papers: str, colour: str) -> str:
+    """The first cell of a row of HTML: the line's mark and label, and below it the paper's name, if it has one."""
+    below = f"<small>{escape(papers)}</small>" if papers else ""
+    mark = f'<span class="mark" style="background:{escape(colour)}"></span>'
+    return f'<th scope="row">{mark}<span class="name">{escape(label)}</span>{below}</th>'
 
 
 def _format_row(comparison: Comparison, line: Line, colour: str) -> str:
     row = paper.ROWS.get(line.variant) if comparison.beside_paper else None
-    name = f'<span class="mark" style="background:{escape(colour)}"></span><span class="name">{escape(line.label)}</span>'
     note = (row.name if row else "") + count_seeds(comparison, line)
-    name += f"<small>{escape(note)}</small>" if note else ""
     cells = []
     for length in comparison.lengths:
         ours = _ours(comparison, line, length, "<b>{}</b>", "<sup>{}</sup>")
@@ -75,7 +91,7 @@ def _format_row(comparison: Comparison, line: Line, colour: str) -> str:
         theirs = f"<small>{theirs}</small>" if theirs else ""
         tint = f' style="--share:{line.cells[length].mean:.3f}"' if length in line.cells else ""
         cells.append(f"<td{tint}>{ours}{theirs}</td>")
-    return f'<tr><th scope="row">{name}</th>{"".join(cells)}</tr>'
+    return f"<tr>{name_row(line.label, note, colour)}{''.join(cells)}</tr>"
 
 
 def _ours(comparison: Comparison, line: Line, length: int, best: str, superscript: str) -> str:

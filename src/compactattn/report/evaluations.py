@@ -1,0 +1,165 @@
+"""What an evaluation says of a run: one kind of line for each experiment, checked as it is read.
+
+Names that a line has beyond ours are left alone. What is malformed is told in one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from itertools import pairwise
+from typing import Any, cast, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Length generalisation: how many samples of a test set a run answered exactly."""
+
+    task: str
+    length: int
+    mode: str
+    samples: int
+    exact: int
+    tokens: int = 0
+    tokens_right: int = 0
+    step: int = 0
+    checksum: str = ""
+    precision: str = ""  # that the model computed in, where it was noted
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.exact <= self.samples or self.samples < 1:
+            raise ValueError(f"exact = {self.exact} of samples = {self.samples} is no share of right answers")
+        if self.length < 1:
+            raise ValueError(f"length = {self.length} must be at least 1")
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What it is an evaluation of; the latest of several counts."""
+        return self.task, self.mode, self.length
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some positions of a test set: how many there are, how many of them are right, and their mean TVD."""
+
+    positions: int
+    right: int
+    tvd: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_part(self.positions, self.right, self.tvd)
+
+
+@dataclass(frozen=True)
+class Bins:
+    """Positions of a test set by their place in the sequence: bin i holds edges[i] up to, not including, edges[i + 1]."""
+
+    edges: tuple[int, ...]
+    positions: tuple[int, ...]
+    right: tuple[int, ...]
+    tvd: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        count = len(self.positions)
+        if not len(self.right) == len(self.tvd) == len(self.edges) - 1 == count:
+            given = f"{len(self.edges)} edges, {count} positions, {len(self.right)} right and {len(self.tvd)} tvd"
+            raise ValueError(f"by_position has {given}; n bins need n of each and n + 1 edges")
+        if any(start >= end for start, end in pairwise(self.edges)):
+            raise ValueError(f"the edges of by_position must rise, but are {list(self.edges)}")
+        for part in zip(self.positions, self.right, self.tvd, strict=True):
+            _check_part(*part)
+
+
+@dataclass(frozen=True)
+class Scored:
+    """RegBench: at how many positions of a split the likeliest token is legal, and the mean distance to the automaton (TVD)."""
+
+    task: str
+    split: str
+    examples: int  # of training
+    samples: int
+    positions: int
+    right: int
+    tvd: float
+    inside: Part | None = None  # without the positions before a separator
+    last: Part | None = None  # the last token of each sample alone
+    by_position: Bins | None = None
+    loss: float | None = None
+    step: int = 0  # of the lowest validation loss
+    epoch: int = 0
+    checksum: str = ""
+    precision: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("examples", "samples", "positions"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
+        _check_part(self.positions, self.right, self.tvd)
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What it is an evaluation of; the latest of several counts."""
+        return self.task, self.split, self.examples
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / self.positions
+
+
+def _check_part(positions: int, right: int, tvd: float) -> None:
+    if not 0 <= right <= positions:
+        raise ValueError(f"right = {right} of positions = {positions} is no share of right answers")
+    if not 0 <= tvd <= 1:  # NaN neither
+        raise ValueError(f"tvd = {tvd} must be between 0 and 1")
+
+
+Evaluation = Evaluated | Scored
+KINDS: dict[str, type[Evaluated] | type[Scored]] = {"length-gen": Evaluated, "regbench": Scored}  # by experiment
+
+
+def read_evaluation(experiment: str, row: Any, where: str) -> Evaluation:
+    """An evaluation from its line, as JSON gives it; complaints begin with `where`."""
+    if experiment not in KINDS:
+        raise ValueError(f"{where}: experiment {experiment!r} is unknown; a report knows {' and '.join(KINDS)}")
+    if not isinstance(row, dict):
+        raise ValueError(f"{where}: an evaluation is a dictionary, not {type(row).__name__}")
+    try:
+        return cast(Evaluation, _read_fields(KINDS[experiment], row, ""))
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def _read_fields(kind: type, row: Mapping[str, Any], prefix: str) -> Any:
+    hints, known = get_type_hints(kind), {}
+    for entry in fields(kind):
+        name = prefix + entry.name
+        if row.get(entry.name) is not None:
+            known[entry.name] = _read_value(hints[entry.name], row[entry.name], name)
+        elif entry.default is MISSING:
+            raise ValueError(f"{name} is missing from an evaluation")
+    return kind(**known)
+
+
+_NAMES = {int: "a whole number", float: "a number", str: "text"}
+
+
+def _read_value(kind: Any, value: Any, name: str) -> Any:
+    kind = next((choice for choice in get_args(kind) if choice is not type(None)), kind) if _is_optional(kind) else kind
+    if is_dataclass(kind):
+        if not isinstance(value, dict):
+            raise ValueError(f"{name} = {json.dumps(value)} must be a dictionary")
+        return _read_fields(cast(type, kind), value, f"{name}.")
+    if get_origin(kind) is tuple:
+        if not isinstance(value, list):
+            raise ValueError(f"{name} = {json.dumps(value)} must be a list")
+        return tuple(_read_value(get_args(kind)[0], item, f"{name}[{i}]") for i, item in enumerate(value))
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:  # isinstance would take True for the number 1
+        raise ValueError(f"{name} = {json.dumps(value)} must be {_NAMES[kind]}")
+    return value
+
+
+def _is_optional(kind: Any) -> bool:
+    return type(None) in get_args(kind)

@@ -1,0 +1,152 @@
+"""What comparisons of runs have in common: lines of runs that differ in their seed alone, with names and an order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any, Generic, TypeVar
+
+from compactattn.report.evaluations import Evaluated, Scored
+from compactattn.report.paper import Variant
+from compactattn.report.runs import Run
+
+IDLE = (
+    "device",
+    "log_every",
+    "checkpoint_every",
+    "validate_every",
+    "accumulation",
+    "compile",
+    "graph",
+)  # training fields that move no number
+Cell = TypeVar("Cell")
+Row = TypeVar("Row", Evaluated, Scored)
+Recipe = dict[str, dict[str, Any]]
+
+
+def span(values: Iterable[float]) -> str:
+    """The least and the greatest of some numbers, or the one that they all are: "1 to 3"."""
+    values = list(values)
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+@dataclass(frozen=True)
+class Line(Generic[Cell, Row]):
+    """A variant: its runs, which differ in their seed alone, and what they reach in each column."""
+
+    variant: Variant
+    label: str
+    runs: tuple[Run, ...]
+    cells: dict[int, Cell]  # by length, or by number of examples
+    rows: dict[int, tuple[Row, ...]]  # what each cell sums up, one for every run that was evaluated there
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted({run.config.seed for run in self.runs})
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """The fewest and the most steps of training behind its numbers."""
+        done = [row.step for rows in self.rows.values() for row in rows]
+        return min(done), max(done)
+
+    @property
+    def samples(self) -> list[int]:
+        """The number of samples of every evaluation."""
+        return [row.samples for rows in self.rows.values() for row in rows]
+
+    @property
+    def precisions(self) -> set[str]:
+        """The precisions that its numbers were computed in, as far as they were noted."""
+        return {row.precision for rows in self.rows.values() for row in rows if row.precision}
+
+
+def read_recipe(run: Run) -> Recipe:
+    """All of a config that may move a number, but the seed and the data."""
+    config = asdict(run.config)
+    training = {name: value for name, value in config["training"].items() if name not in IDLE}
+    model = config["model"] | {"kernel": str(run.variant.kernel)}  # by what it is, not by which of its names was typed
+    return {"model": model, "training": training}
+
+
+def group(runs: Iterable[Run], recipe: Callable[[Run], Recipe] = read_recipe) -> list[list[Run]]:
+    """The runs of each recipe, by seed."""
+    found: dict[str, list[Run]] = {}
+    for run in runs:
+        found.setdefault(json.dumps(recipe(run), sort_keys=True), []).append(run)
+    return [sorted(group, key=lambda run: run.config.seed) for group in found.values()]
+
+
+def name(run: Run, groups: Sequence[Sequence[Run]], recipe: Callable[[Run], Recipe] = read_recipe) -> str:
+    """The variant's label, and where another group has the same variant, the fields that tell them apart."""
+    twins = [recipe(group[0]) for group in groups if group[0].variant == run.variant]
+    own = recipe(run)
+    apart = [
+        f"{field} {own[part][field]}"
+        for part in own
+        for field in own[part]
+        if any(twin[part][field] != own[part][field] for twin in twins)
+    ]
+    return ", ".join([run.variant.label, *apart])
+
+
+def refuse_twins(runs: Iterable[Run], what: str) -> None:
+    """Complains of two runs of one seed; `what` says what both are."""
+    for one, other in pairwise(sorted(runs, key=lambda run: run.config.seed)):
+        if one.config.seed == other.config.seed:
+            raise ValueError(f"{one.source} and {other.source} are both {what} with seed {one.config.seed}; give one of them")
+
+
+def sort_lines(lines: Iterable[Line[Cell, Row]], rows: Mapping[Variant, Any]) -> tuple[Line[Cell, Row], ...]:
+    """The lines in the order of the paper's rows, then those it does not have."""
+    order = list(rows)
+    return tuple(
+        sorted(lines, key=lambda line: (order.index(line.variant) if line.variant in order else len(order), line.label))
+    )
+
+
+# -- what a reader should know about the runs ----------------------------------------------------
+
+
+def list_precisions(lines: Sequence[Line[Any, Any]]) -> list[str]:
+    """The lines that were evaluated in another precision than they were trained in."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        trained = line.runs[0].config.training.precision  # of all its runs, which differ in their seed alone
+        for precision in sorted(line.precisions - {trained}):
+            found.setdefault((trained, precision), []).append(line.label)
+    return [
+        f"trained in {trained} but evaluated in {precision}: {'; '.join(labels)}"
+        for (trained, precision), labels in found.items()
+    ]
+
+
+def list_test_sets(lines: Sequence[Line[Any, Any]], column: str) -> list[str]:
+    """Columns in which the runs were not judged on one and the same test set; `column` is what a column is called."""
+    sets: dict[int, set[str]] = {}
+    for line in lines:
+        for place, rows in line.rows.items():
+            sets.setdefault(place, set()).update(row.checksum for row in rows if row.checksum)
+    return [
+        f"{column} {place}: the runs were judged on {len(found)} different test sets"
+        for place, found in sorted(sets.items())
+        if len(found) > 1
+    ]
+
+
+def list_interrupted(lines: Sequence[Line[Any, Any]]) -> list[str]:
+    return [
+        f"{line.label}, seed {run.config.seed}, stopped after {run.steps:,} of its {run.config.training.steps:,} steps"
+        for line in lines
+        for run in line.runs
+        if 0 < run.steps < run.config.training.steps and not _lost_patience(run)
+    ]
+
+
+def _lost_patience(run: Run) -> bool:
+    """Whether it stopped as it was told to, because its validation loss no longer fell."""
+    losses = [loss for _, loss in run.validations]
+    return bool(losses) and 0 < run.config.training.patience < len(losses) - losses.index(min(losses))

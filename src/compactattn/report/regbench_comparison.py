@@ -1,0 +1,169 @@
+"""Runs of RegBench put side by side: one line for each variant, one column for each number of training examples.
+
+Only runs that differ in nothing but the seed share a cell, and only runs whose languages are made alike a comparison.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from compactattn.evaluation.statistics import t_interval
+from compactattn.report import lines
+from compactattn.report import regbench_paper as paper
+from compactattn.report.evaluations import Scored
+from compactattn.report.runs import Run
+
+MEASURES = ("accuracy", "tvd")  # the better the higher, and the better the lower
+NAMES = {"accuracy": "accuracy", "tvd": "TVD"}
+SPLIT = "test"  # the published one
+
+
+class Spread(NamedTuple):
+    """A number over seeds: its mean, the best, and the 95 % interval of the mean.
+
+    One seed has no interval: the positions of an example come from one automaton, so that to count them as
+    independent draws would make it far too narrow.
+    """
+
+    mean: float
+    best: float
+    interval: tuple[float, float] | None
+    seeds: int
+
+
+class Scores(NamedTuple):
+    """What a variant reaches with a number of examples."""
+
+    accuracy: Spread
+    tvd: Spread
+
+    def of(self, measure: str) -> Spread:
+        return self.accuracy if measure == "accuracy" else self.tvd
+
+
+Line = lines.Line[Scores, Scored]
+
+
+class Gap(NamedTuple):
+    """A mean that is further from the paper's than `regbench_paper.GAP`, and why, where it is known."""
+
+    line: Line
+    size: int
+    measure: str
+    ours: float
+    theirs: float
+    explanation: str  # empty while the gap is open
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The lines of one split, in the paper's order."""
+
+    split: str
+    changes: dict[str, Any]  # departures of the languages from the benchmark's
+    lines: tuple[Line, ...]
+
+    @property
+    def title(self) -> str:
+        return paper.TITLE
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        """Every number of examples at which a line has a number."""
+        return sorted({size for line in self.lines for size in line.cells})
+
+    @cached_property
+    def published(self) -> bool:
+        """Whether these are the benchmark's languages and its test split, so that the paper's numbers may stand beside ours."""
+        return not self.changes and self.split == SPLIT
+
+    def papers_cell(self, line: Line, size: int) -> paper.Cell | None:
+        row = paper.ROWS.get(line.variant) if self.published else None
+        return None if row is None else row.cells.get(size)
+
+    def find_gap(self, line: Line, size: int, measure: str) -> Gap | None:
+        cell = self.papers_cell(line, size)
+        if cell is None or size not in line.cells:
+            return None
+        ours, theirs = line.cells[size].of(measure).mean, getattr(cell, measure)
+        if abs(ours - theirs) <= paper.GAP + 1e-9:
+            return None
+        return Gap(line, size, measure, ours, theirs, paper.EXPLAINED.get(line.variant, ""))
+
+    @cached_property
+    def gaps(self) -> list[Gap]:
+        """All of them, by line, size and measure."""
+        found = (self.find_gap(line, size, measure) for line in self.lines for size in self.sizes for measure in MEASURES)
+        return [gap for gap in found if gap is not None]
+
+    def best(self, size: int, measure: str) -> Line:
+        """The line with the best mean of a column; of equal ones the first."""
+        there = [line for line in self.lines if size in line.cells]
+        return min(there, key=lambda line: line.cells[size].of(measure).mean * (-1 if measure == "accuracy" else 1))
+
+    def not_run(self) -> list[str]:
+        """The rows of the paper's table that no run here makes, and the numbers of examples that none was trained on."""
+        if not self.published:
+            return []
+        ours = {line.variant for line in self.lines}
+        sizes = [f"{size:,} examples" for size in paper.SIZES if size not in self.sizes]
+        return [row.name for variant, row in paper.ROWS.items() if variant not in ours] + sizes
+
+
+def compare(runs: Sequence[Run]) -> list[Comparison]:
+    """All comparisons that the runs allow, the published one first."""
+    groups: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        changes = json.dumps(run.config.data.get("changes", {}), sort_keys=True)
+        for split in sorted({row.split for row in run.evaluation if isinstance(row, Scored)}):
+            groups.setdefault((split, changes), []).append(run)
+    found = [Comparison(split, json.loads(changes), _make_lines(group, split)) for (split, changes), group in groups.items()]
+    return sorted(found, key=lambda c: (not c.published, bool(c.changes), c.split != SPLIT, c.split, str(c.changes)))
+
+
+def count_steps_per_epoch(run: Run) -> float:
+    """Steps in a pass over the training examples: those between validations where they fit, which come once an epoch."""
+    share = run.config.data.get("examples", 0) / run.config.training.batch
+    every = run.config.training.validate_every
+    return every if every and abs(every - share) <= 1 else max(1, round(share))
+
+
+def _read_recipe(run: Run) -> lines.Recipe:
+    """What makes a line: as elsewhere, but training counts in epochs, since the columns differ in the steps of one."""
+    recipe = lines.read_recipe(run)
+    training = recipe["training"]
+    steps, warmup = training.pop("steps"), training.pop("warmup")
+    training["epochs"] = f"{steps / count_steps_per_epoch(run):.3g}"
+    training["warm-up share"] = f"{warmup / steps:.1g}"
+    return recipe
+
+
+def _make_lines(runs: list[Run], split: str) -> tuple[Line, ...]:
+    groups = lines.group(runs, _read_recipe)
+    made = [_make_line(group, lines.name(group[0], groups, _read_recipe), split) for group in groups]
+    return lines.sort_lines(made, paper.ROWS)
+
+
+def _make_line(runs: list[Run], label: str, split: str) -> Line:
+    found: dict[int, list[tuple[Run, Scored]]] = {}
+    for run in runs:
+        for row in run.latest:
+            if isinstance(row, Scored) and row.split == split:
+                found.setdefault(row.examples, []).append((run, row))
+    for size, pairs in found.items():
+        lines.refuse_twins([run for run, _ in pairs], f"{label} on {size:,} examples of {paper.TITLE}")
+    rows = {size: tuple(row for _, row in pairs) for size, pairs in sorted(found.items())}
+    cells = {
+        size: Scores(_spread([row.accuracy for row in found], max), _spread([row.tvd for row in found], min))
+        for size, found in rows.items()
+    }
+    return Line(runs[0].variant, label, tuple(runs), cells, rows)
+
+
+def _spread(values: Sequence[float], best: Any) -> Spread:
+    interval = t_interval(values) if len(values) > 1 else None
+    return Spread(sum(values) / len(values), best(values), interval, len(values))

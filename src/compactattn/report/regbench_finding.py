@@ -1,0 +1,245 @@
+"""What the numbers of RegBench say, in sentences made from them, and how far we are from the paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from compactattn.kernels import gaussian
+from compactattn.report import regbench_paper as paper
+from compactattn.report.finding import Finding
+from compactattn.report.lines import list_interrupted, list_precisions, list_test_sets, span
+from compactattn.report.paper import Variant
+from compactattn.report.regbench_comparison import MEASURES, NAMES, Comparison, Gap, Line, Spread, count_steps_per_epoch
+
+BASE = Variant("mosaic", gaussian())
+
+
+def find(comparison: Comparison) -> Finding:
+    """The main finding, at the fewest examples, where the paper says that compact kernels help most; then every size."""
+    size = next((n for n in comparison.sizes if _base(comparison, n) and _rivals(comparison, n)), comparison.sizes[0])
+    details = [
+        _state_best(comparison),
+        *_state_kernels(comparison),
+        *_state_baselines(comparison),
+        *_state_seeds(comparison),
+    ]
+    return Finding(_state_headline(comparison, size), details)
+
+
+def _there(comparison: Comparison, size: int) -> list[Line]:
+    return [line for line in comparison.lines if size in line.cells]
+
+
+def _base(comparison: Comparison, size: int) -> Line | None:
+    """The Gaussian mosaic; of several, the one that is best there."""
+    return _top((line for line in _there(comparison, size) if line.variant == BASE), size)
+
+
+def _rivals(comparison: Comparison, size: int) -> list[Line]:
+    return [line for line in _there(comparison, size) if line.variant.architecture == "mosaic" and line.variant.compact]
+
+
+def _baselines(comparison: Comparison, size: int) -> list[Line]:
+    return [line for line in _there(comparison, size) if line.variant.architecture != "mosaic"]
+
+
+def _top(lines: Iterable[Line], size: int) -> Line | None:
+    return max(lines, key=lambda line: line.cells[size].accuracy.mean, default=None)
+
+
+def _state_headline(comparison: Comparison, size: int) -> str:
+    base, rival = _base(comparison, size), _top(_rivals(comparison, size), size)
+    other = _top(_baselines(comparison, size), size)
+    start = f"With {size:,} training examples, "
+    what = f"of the positions of {comparison.title}"
+    if base is None or rival is None:
+        best = comparison.best(size, "accuracy")
+        return f"{start}{_name(best)} predicts a legal next token at {_share(best, size)} {what}."
+    rest = "" if other is None else f"; the best other architecture, {_name(other)}, at {_share(other, size)}"
+    ours, theirs = _share(rival, size), f"{_name(base)} at {_share(base, size)}"
+    if rival.cells[size].accuracy.mean > base.cells[size].accuracy.mean:
+        return f"{start}{rival.label} predicts a legal next token at {ours} {what}, {theirs}{rest}."
+    return (
+        f"{start}no compact kernel is ahead of {_name(base)}: the best, {rival.label}, predicts a legal next token at "
+        f"{ours} {what}, {theirs}{rest}."
+    )
+
+
+def _state_best(comparison: Comparison) -> str:
+    """Who is best in every column."""
+    parts = []
+    for measure, word in zip(MEASURES, ("highest accuracy", "lowest TVD"), strict=True):
+        found = [(size, comparison.best(size, measure)) for size in comparison.sizes]
+        names = ", ".join(f"{line.label} with {size:,} examples ({_share(line, size, measure)})" for size, line in found)
+        parts.append(f"{word}: {names}")
+    return f"{_capital('; '.join(parts))}."
+
+
+def _state_kernels(comparison: Comparison) -> list[str]:
+    """How many compact kernels are ahead of Gaussian attention with each number of examples."""
+    parts = []
+    for size in comparison.sizes:
+        base, rivals = _base(comparison, size), _rivals(comparison, size)
+        if base is not None and rivals:
+            ahead = sum(line.cells[size].accuracy.mean > base.cells[size].accuracy.mean for line in rivals)
+            parts.append(f"{ahead} of {len(rivals)} with {size:,} examples")
+    return [f"Compact kernels ahead of Gaussian attention in accuracy: {', '.join(parts)}."] if parts else []
+
+
+def list_kernels(comparison: Comparison) -> list[str]:
+    """The best compact kernel against Gaussian attention in both measures, an item for each number of examples."""
+    items = []
+    for size in comparison.sizes:
+        base, rivals = _base(comparison, size), _rivals(comparison, size)
+        if base is not None and rivals:
+            parts = "; ".join(_hold_against_base(base, rivals, size, measure) for measure in MEASURES)
+            items.append(f"With {size:,} examples: {parts}.")
+    return items
+
+
+def _hold_against_base(base: Line, rivals: Sequence[Line], size: int, measure: str) -> str:
+    sign = 1 if measure == "accuracy" else -1
+    theirs = base.cells[size].of(measure)
+    gains = [sign * (line.cells[size].of(measure).mean - theirs.mean) for line in rivals]
+    gap, line = max(zip(gains, rivals, strict=True), key=lambda pair: pair[0])
+    side = f"{_points(gap)} ahead" if gap > 0 else f"{_points(-gap)} behind" if gap < 0 else "level"
+    count = f"{sum(gain > 0 for gain in gains)} of {len(rivals)} ahead in {NAMES[measure]}"
+    return f"{count}, the best, {line.label}, {side}{_judge(line.cells[size].of(measure), theirs)}"
+
+
+def _judge(ours: Spread, theirs: Spread) -> str:
+    """What the seeds say about a difference, where there are several; what one seed says is told once for all."""
+    if ours.interval is None or theirs.interval is None:
+        return ""
+    texts = [f"{100 * low:.1f} to {100 * high:.1f}\u00a0%" for low, high in (ours.interval, theirs.interval)]
+    apart = ours.interval[0] > theirs.interval[1] or theirs.interval[0] > ours.interval[1]
+    seeds = span((ours.seeds, theirs.seeds))
+    verdict = "apart" if apart else "overlapping, so it may be chance"
+    return f" (95\u00a0% intervals over {seeds} seeds: {texts[0]} and {texts[1]}, {verdict})"
+
+
+def _state_baselines(comparison: Comparison) -> list[str]:
+    """The best mosaic against the best of the other architectures."""
+    parts = []
+    for size in comparison.sizes:
+        mosaic = _top((line for line in _there(comparison, size) if line.variant.architecture == "mosaic"), size)
+        other = _top(_baselines(comparison, size), size)
+        if mosaic is not None and other is not None:
+            gap = mosaic.cells[size].accuracy.mean - other.cells[size].accuracy.mean
+            side = "ahead of" if gap >= 0 else "behind"
+            parts.append(f"{_points(abs(gap))} {side} {_name(other)} with {size:,} examples")
+    return [f"In accuracy the best Memory Mosaic is {', '.join(parts)}."] if parts else []
+
+
+def _state_seeds(comparison: Comparison) -> list[str]:
+    """How many seeds there are, and that the best were chosen by looking."""
+    counts = {cell.accuracy.seeds for line in comparison.lines for cell in line.cells.values()}
+    if counts == {1}:
+        text = "Every number is of a single seed: how much another would change it is not known, so differences may be chance"
+    elif min(counts) > 1:
+        text = f"Every number is a mean over {span(counts)} seeds"
+    else:
+        text = f"The numbers are of {span(counts)} seeds; differences between those of one may be chance"
+    chosen = "" if len(comparison.lines) < 3 else "; the best of each size were chosen by these same numbers"
+    return [f"{text}{chosen}."]
+
+
+# -- beside the paper ----------------------------------------------------------------------------
+
+
+def hold_against_paper(comparison: Comparison) -> list[str]:
+    """How our means compare with the paper's, in sentences; none if the paper has no such numbers."""
+    pairs = [
+        (line.cells[size].of(measure).mean, getattr(cell, measure), measure)
+        for line in comparison.lines
+        for size in line.cells
+        for measure in MEASURES
+        if (cell := comparison.papers_cell(line, size)) is not None
+    ]
+    if not pairs:
+        return []
+    gaps = comparison.gaps
+    worse = sum((gap.ours < gap.theirs) == (gap.measure == "accuracy") for gap in gaps)
+    points = f"{100 * paper.GAP:g} points"
+    sentences = [
+        f"Of {len(pairs)} means, {len(pairs) - len(gaps)} are within {points} of the paper's, {worse} are worse and "
+        f"{len(gaps) - worse} better."
+    ]
+    if gaps:
+        unexplained = sum(not gap.explanation for gap in gaps)
+        sentences.append(f"Further away: {len(gaps)}, of which {len(gaps) - unexplained} are explained and {unexplained} open.")
+    return sentences + _state_other_counts(comparison)
+
+
+def _state_other_counts(comparison: Comparison) -> list[str]:
+    """How much the accuracies would differ if other positions counted."""
+    rows = [row for line in comparison.lines for rows in line.rows.values() for row in rows]
+    parts = []
+    for text, found in (
+        ("at the last token alone, as the paper's text has it", [(row.last, row.accuracy) for row in rows]),
+        ("without the positions before a separator", [(row.inside, row.accuracy) for row in rows]),
+    ):
+        moves = [100 * (part.right / part.positions - accuracy) for part, accuracy in found if part and part.positions]
+        if moves:
+            low, high = (f"{move:+.1f}".replace("-", "−") for move in (min(moves), max(moves)))
+            parts.append(f"{text}, they move by {low if low == high else f'{low} to {high}'} points")
+    return [f"Accuracies count every position; {'; '.join(parts)}."] if parts else []
+
+
+def list_gaps(comparison: Comparison) -> list[str]:
+    """Where we differ from the paper by more than two points: one item for each line, open or explained."""
+    found: dict[str, list[Gap]] = {}
+    for gap in comparison.gaps:
+        found.setdefault(gap.line.label, []).append(gap)
+    return [f"{label}: {_state_gaps(gaps)}. {_state_why(gaps[0])}" for label, gaps in found.items()]
+
+
+def _state_gaps(gaps: list[Gap]) -> str:
+    """The numbers by size: "with 1,000 examples accuracy 57.8 (paper 69.4), TVD 63.0 (paper 51.0)"."""
+    sizes: dict[int, list[str]] = {}
+    for gap in gaps:
+        sizes.setdefault(gap.size, []).append(f"{NAMES[gap.measure]} {100 * gap.ours:.1f} (paper {100 * gap.theirs:.1f})")
+    return "; ".join(f"with {size:,} examples {', '.join(parts)}" for size, parts in sizes.items())
+
+
+def _state_why(gap: Gap) -> str:
+    return f"Explained: {gap.explanation}" if gap.explanation else "Open."
+
+
+def list_departures(comparison: Comparison) -> list[str]:
+    """Where the runs depart from the paper's recipe or lie outside of the space that it searched."""
+    notes = [f"{name} of the languages: {ours}, not the benchmark's" for name, ours in comparison.changes.items()]
+    notes += [] if comparison.split == "test" else [f"the {comparison.split} split; the paper's numbers are of the test split"]
+    runs = [run for line in comparison.lines for run in line.runs]
+    trainings, models = [run.config.training for run in runs], [run.config.model for run in runs]
+    ours: dict[str, tuple[Sequence[float], tuple[float, ...]]] = {
+        "epochs at most": ([round(run.config.training.steps / count_steps_per_epoch(run)) for run in runs], (paper.EPOCHS,)),
+        "batch": ([t.batch for t in trainings], (paper.BATCH,)),
+        "learning rate": ([t.rate for t in trainings], (paper.RATE,)),
+        "weight decay": ([t.decay for t in trainings], paper.SEARCHED["weight decay"]),
+        "layers": ([m.layers for m in models], paper.SEARCHED["layers"]),
+        "width": ([m.width for m in models], paper.SEARCHED["width"]),
+        "heads": ([m.heads for m in models if m.architecture in ("mosaic", "transformer")], paper.SEARCHED["heads"]),
+        "samples of a test": ([n for line in comparison.lines for n in line.samples], (paper.SAMPLES,)),
+    }
+    for name, (values, theirs) in ours.items():
+        if not set(values) <= set(theirs):
+            notes.append(f"{name}: {span(values)}; in the paper {' or '.join(f'{value:,}' for value in theirs)}")
+    about = list_precisions(comparison.lines), list_test_sets(comparison.lines, "examples"), list_interrupted(comparison.lines)
+    return [*notes, *(note for notes in about for note in notes)]
+
+
+def _name(line: Line) -> str:
+    return line.label.replace("Gaussian", "Gaussian attention", 1) if line.variant == BASE else line.label
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _share(line: Line, size: int, measure: str = "accuracy") -> str:
+    return f"{100 * line.cells[size].of(measure).mean:.1f}\u00a0%"
+
+
+def _points(gap: float) -> str:
+    return f"{100 * gap:.1f} points"

@@ -1,0 +1,101 @@
+"""The paper's Table 1: variants down, numbers of training examples across, accuracy and TVD in per cent.
+
+The paper's number stands below ours, and a mark beside ours where the two are further apart than `regbench_paper.GAP`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from html import escape
+
+from compactattn.report import regbench_paper as paper
+from compactattn.report.lines import span
+from compactattn.report.regbench_comparison import MEASURES, Comparison, Gap, Line, count_steps_per_epoch
+from compactattn.report.tables import NONE, join_html, join_markdown, name_row
+
+OPEN, KNOWN = "†", "‡"
+HEADS = {"accuracy": "Acc ↑", "tvd": "TVD ↓"}
+
+
+def describe(comparison: Comparison) -> str:
+    """What the table shows and from how many seeds, epochs and samples."""
+    runs = [run for line in comparison.lines for run in line.runs]
+    seeds = span(cell.accuracy.seeds for line in comparison.lines for cell in line.cells.values())
+    epochs = span(round(run.config.training.steps / count_steps_per_epoch(run)) for run in runs)
+    samples = span(n for line in comparison.lines for n in line.samples)
+    best = "" if seeds == "1" else ": mean over seeds, the best seed as superscript where there are several"
+    text = (
+        f"Accuracy (positions whose likeliest next token is legal; higher is better) and TVD (total variation distance to the "
+        f"automaton's next-letter distribution; lower is better) on the {comparison.split} split, in per cent, by number of "
+        f"training examples{best}. Ours: {seeds} {'seed' if seeds == '1' else 'seeds'}, at most {epochs} epochs, "
+        f"{samples} samples."
+    )
+    if comparison.published:
+        text += f" The paper: at most {paper.EPOCHS} epochs, {paper.SAMPLES:,} samples, seeds not told."
+    marks = {mark_gap(gap) for gap in comparison.gaps}
+    points = f"more than {100 * paper.GAP:g} points from the paper"
+    text += f" {OPEN} {points}, open." if OPEN in marks else ""
+    return text + (f" {KNOWN} {points}, explained below." if KNOWN in marks else "")
+
+
+def mark_gap(gap: Gap | None) -> str:
+    return "" if gap is None else KNOWN if gap.explanation else OPEN
+
+
+def format_markdown(comparison: Comparison) -> str:
+    """The table as Markdown, with a row of the paper's numbers below each row of ours."""
+    columns = [(size, measure) for size in comparison.sizes for measure in MEASURES]
+    rows = [["Model", *(f"{size:,} {HEADS[measure]}" for size, measure in columns)], ["---", *("---:" for _ in columns)]]
+    for line in comparison.lines:
+        rows.append([f"**{line.label}**", *(_ours(comparison, line, *column, "**{}**", "{}") for column in columns)])
+        if any(comparison.papers_cell(line, size) for size in comparison.sizes):
+            rows.append(["*paper*", *(_papers(comparison, line, *column) for column in columns)])
+    return join_markdown(rows)
+
+
+def format_html(comparison: Comparison, colour: Callable[[Line], str] = lambda line: "inherit") -> str:
+    """The table as HTML: each cell is tinted by how good our mean is, with the paper's number below it."""
+    sizes = "".join(f'<th scope="colgroup" colspan="2">{size:,}</th>' for size in comparison.sizes)
+    measures = "".join(f'<th scope="col">{HEADS[measure]}</th>' for _ in comparison.sizes for measure in MEASURES)
+    head = f'<tr><th scope="col" rowspan="2">Model</th>{sizes}</tr><tr class="second">{measures}</tr>'
+    body = "".join(_format_row(comparison, line, colour(line)) for line in comparison.lines)
+    below = " Below each of our numbers, smaller: the paper's." if comparison.published else ""
+    return join_html(describe(comparison) + below, head, body)
+
+
+def _format_row(comparison: Comparison, line: Line, colour: str) -> str:
+    row = paper.ROWS.get(line.variant) if comparison.published else None
+    cells = []
+    for size in comparison.sizes:
+        for measure in MEASURES:
+            ours = _ours(comparison, line, size, measure, "<b>{}</b>", '<span class="gap">{}</span>')
+            theirs = f"<small>{_papers(comparison, line, size, measure)}</small>" if comparison.published else ""
+            cells.append(f"<td{_tint(line, size, measure)}>{ours}{theirs}</td>")
+    return f"<tr>{name_row(line.label, row.name if row else '', colour)}{''.join(cells)}</tr>"
+
+
+def _tint(line: Line, size: int, measure: str) -> str:
+    """How far a mean has come from about the worst of the paper's table to the best that can be."""
+    if size not in line.cells:
+        return ""
+    mean = line.cells[size].of(measure).mean
+    share = (mean - 0.5) / 0.5 if measure == "accuracy" else 1 - mean / 0.7
+    return f' style="--share:{min(max(share, 0), 1):.3f}"'
+
+
+def _ours(comparison: Comparison, line: Line, size: int, measure: str, best: str, mark: str) -> str:
+    """Our cell; the best mean of its column is set in `best`, the mark of a gap in `mark`."""
+    if size not in line.cells:
+        return NONE
+    spread = line.cells[size].of(measure)
+    mean = f"{100 * spread.mean:.1f}"
+    top = comparison.best(size, measure).cells[size].of(measure).mean
+    mean = best.format(mean) if spread.mean == top and len(comparison.lines) > 1 else mean
+    gap = mark_gap(comparison.find_gap(line, size, measure))
+    seeds = f"<sup>{100 * spread.best:.1f}</sup>" if spread.seeds > 1 else ""
+    return mean + seeds + (mark.format(escape(gap)) if gap else "")
+
+
+def _papers(comparison: Comparison, line: Line, size: int, measure: str) -> str:
+    cell = comparison.papers_cell(line, size)
+    return NONE if cell is None else f"{100 * getattr(cell, measure):.1f}"

@@ -1,0 +1,191 @@
+"""What a page is made of: a section for each comparison, with everything that is said and shown about it, in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from compactattn.report import (
+    comparison,
+    figures,
+    finding,
+    palette,
+    regbench_comparison,
+    regbench_figures,
+    regbench_finding,
+    regbench_tables,
+    tables,
+)
+from compactattn.report.finding import Finding
+from compactattn.report.lines import Line
+from compactattn.report.runs import Run
+
+LOOKS = (
+    "Colour is the kernel's profile; a solid line normalises itself, a dashed one is anchored at the best key, "
+    "a dotted one has a fixed bandwidth, a dash-dotted one keeps the k nearest keys."
+)
+OTHERS = " Long dashes with a colour and a marker of their own: architectures without a kernel."
+
+
+class Heading(NamedTuple):
+    text: str
+
+
+class Sentences(NamedTuple):
+    sentences: Sequence[str]
+
+
+class Items(NamedTuple):
+    items: Sequence[str]
+
+
+class Grid(NamedTuple):
+    """A table, ready for either page."""
+
+    html: str
+    markdown: str
+    caption: str
+
+
+class Picture(NamedTuple):
+    """A figure with the name of its file and what it shows."""
+
+    name: str
+    figure: Figure
+    caption: str
+
+
+Part = Heading | Sentences | Items | Grid | Picture
+
+
+class Section(NamedTuple):
+    """One comparison: its name as a link, what it is about, what it says, what it shows, and its lines."""
+
+    name: str
+    experiment: str
+    subject: str
+    title: str
+    note: str
+    link: str
+    finding: Finding
+    parts: list[Part]
+    lines: Sequence[Line[Any, Any]]
+
+    @property
+    def pictures(self) -> list[Picture]:
+        return [part for part in self.parts if isinstance(part, Picture)]
+
+
+def make_sections(runs: Sequence[Run]) -> list[Section]:
+    """A section for each comparison that the runs allow, experiment by experiment."""
+    return [
+        *map(_make_length_generalisation, comparison.compare(runs)),
+        *map(_make_regbench, regbench_comparison.compare(runs)),
+    ]
+
+
+def name_task(section: Section, run: Run) -> str:
+    """What a run was trained on."""
+    examples = run.config.data.get("examples")
+    return f"{section.subject}, {examples:,} examples" if isinstance(examples, int) else section.subject
+
+
+def _make_length_generalisation(compared: comparison.Comparison) -> Section:
+    published = compared.mode == comparison.MODES[0]
+    name = _slug(f"{compared.task}-{compared.longest}" if not compared.published else compared.task)
+    name += "" if published else f"-{_slug(compared.mode)}"
+    pictures = _draw_length_generalisation(compared, name)
+    grid = Grid(tables.format_html(compared, _colour), tables.format_markdown(compared), tables.describe(compared))
+    parts: list[Part] = [pictures["extrapolation"], grid]
+    parts += _beside_paper(finding.hold_against_paper(compared), pictures.get("paper"), compared.not_run())
+    if published:
+        parts += [Heading("Where this departs from the paper"), Items(finding.list_departures(compared))]
+    parts += [Heading("Training"), pictures["training"]] if "training" in pictures else []
+    title = compared.title if compared.published else f"{compared.title}, trained up to {compared.longest}"
+    link = title if published else f"{title}, {compared.mode}"
+    experiment, found = "Length generalisation", finding.find(compared)
+    return Section(name, experiment, compared.title, title, compared.mode, link, found, parts, compared.lines)
+
+
+def _draw_length_generalisation(compared: comparison.Comparison, name: str) -> dict[str, Picture]:
+    caption = f"Exact match on {compared.title} against the length of the source, {compared.mode}. {LOOKS}"
+    if figures.shows_bands(compared):
+        single = any(cell.seeds == 1 for line in compared.lines for cell in line.cells.values())
+        caption += f" Bands: 95 % interval of the mean over seeds{', or of one seed over test samples' if single else ''}."
+    pictures = {"extrapolation": Picture(f"{name}-extrapolation", figures.draw_extrapolation(compared), caption)}
+    if finding.hold_against_paper(compared):
+        caption = "Each kernel alone: our means and the paper's. The runs differ in their training, as listed below."
+        pictures["paper"] = Picture(f"{name}-paper", figures.draw_against_paper(compared), caption)
+    training = figures.draw_training(compared) if compared.mode == comparison.MODES[0] else None
+    if training is not None:
+        caption = f"Training loss on {compared.title}, each point the mean of a stretch of logged steps; one line for each run."
+        pictures["training"] = Picture(f"{name}-training", training, caption)
+    return pictures
+
+
+def _beside_paper(sentences: Sequence[str], picture: Picture | None, missing: Sequence[str]) -> list[Part]:
+    parts: list[Part] = [Heading("Beside the paper"), Sentences(sentences)] if sentences else []
+    parts += [picture] if picture else []
+    return parts + ([Sentences([f"Of the paper, not run here: {', '.join(missing)}."])] if missing else [])
+
+
+def _make_regbench(compared: regbench_comparison.Comparison) -> Section:
+    changed = ", ".join(f"{field} {value}" for field, value in compared.changes.items())
+    title = compared.title + (f", {changed}" if changed else "")
+    name = _slug("-".join([compared.title, changed] if changed else [compared.title]))
+    name += "" if compared.split == regbench_comparison.SPLIT else f"-{_slug(compared.split)}"
+    pictures = _draw_regbench(compared, name)
+    grid = Grid(
+        regbench_tables.format_html(compared, _colour),
+        regbench_tables.format_markdown(compared),
+        regbench_tables.describe(compared),
+    )
+    parts: list[Part] = [pictures["sizes"], grid]
+    kernels = regbench_finding.list_kernels(compared)
+    parts += [Heading("Compact kernels against Gaussian attention"), Items(kernels)] if kernels else []
+    parts += _beside_paper(regbench_finding.hold_against_paper(compared), pictures.get("paper"), compared.not_run())
+    gaps, departures = regbench_finding.list_gaps(compared), regbench_finding.list_departures(compared)
+    parts += [Heading("More than two points from the paper"), Items(gaps)] if gaps else []
+    parts += [Heading("Where this departs from the paper"), Items(departures)] if departures else []
+    parts += [Heading("What context is worth"), pictures["positions"]] if "positions" in pictures else []
+    parts += [Heading("Training"), pictures["validation"]] if "validation" in pictures else []
+    link = title if compared.split == regbench_comparison.SPLIT else f"{title}, {compared.split}"
+    found = regbench_finding.find(compared)
+    return Section(
+        name, "In-context learning", compared.title, title, f"{compared.split} split", link, found, parts, compared.lines
+    )
+
+
+def _draw_regbench(compared: regbench_comparison.Comparison, name: str) -> dict[str, Picture]:
+    size = regbench_figures.choose_size(compared)
+    caption = f"Accuracy and TVD on {compared.title} against the number of training examples. {LOOKS}{OTHERS}"
+    caption += " Bands: 95 % interval of the mean over seeds." if regbench_figures.shows_bands(compared) else ""
+    drawn: dict[str, tuple[Callable[[], Figure | None], str]] = {
+        "sizes": (lambda: regbench_figures.draw_sizes(compared), caption),
+        "positions": (
+            lambda: regbench_figures.draw_positions(compared, size),
+            f"Accuracy against the position in the sequence, after training on {size:,} examples: the more of a language a "
+            "model has seen, the better it should know it. Each point is a stretch of positions, over all seeds; stretches "
+            "that few sequences reach are left out.",
+        ),
+        "validation": (
+            lambda: regbench_figures.draw_validation(compared, size),
+            f"Validation loss on {compared.title} after each epoch, with {size:,} examples; one line for each run. "
+            "The epoch of the lowest is the one evaluated.",
+        ),
+    }
+    if regbench_finding.hold_against_paper(compared):
+        caption = "Each variant alone: our means (colour) and the paper's (grey, hollow); accuracy is thick, TVD thin."
+        drawn["paper"] = (lambda: regbench_figures.draw_beside_paper(compared), caption)
+    found = {key: (draw(), caption) for key, (draw, caption) in drawn.items()}
+    return {key: Picture(f"{name}-{key}", figure, caption) for key, (figure, caption) in found.items() if figure is not None}
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-") or "task"
+
+
+def _colour(line: Line[Any, Any]) -> str:
+    return palette.css_colour(palette.look_of(line.variant).colour)

@@ -1,0 +1,122 @@
+"""Variants stand in rows and numbers of examples in columns, and a gap to the paper is open unless it is explained."""
+
+import dataclasses
+
+import pytest
+from regbench_examples import make_all_runs, make_run, make_score
+from report_examples import make_run as make_length_run
+
+from compactattn.evaluation.statistics import t_interval
+from compactattn.kernels import parse
+from compactattn.report import comparison as length_generalisation
+from compactattn.report import regbench_paper
+from compactattn.report.paper import Variant
+from compactattn.report.regbench_comparison import compare, count_steps_per_epoch
+
+SPARSEMAX = Variant("mosaic", parse("sparsemax"))
+
+
+def comparison_of(*runs):
+    (comparison,) = compare(runs)
+    return comparison
+
+
+def labels(comparison):
+    return [line.label for line in comparison.lines]
+
+
+def test_rows_and_columns_stand_in_the_papers_order():
+    comparison = comparison_of(*make_all_runs()[::-1])
+    assert [line.variant for line in comparison.lines] == list(regbench_paper.ROWS)
+    assert comparison.sizes == [1000, 2500, 5000]
+    assert comparison.not_run() == ["10,000 examples", "20,000 examples", "40,000 examples"]
+    assert {tuple(line.cells) for line in comparison.lines} == {(1000, 2500, 5000)}
+
+
+def test_seeds_become_one_cell_with_the_best_of_each_measure():
+    runs = [make_run(accuracy, tvd, seed=seed) for seed, (accuracy, tvd) in enumerate([(0.9, 0.3), (0.92, 0.4), (0.94, 0.2)])]
+    (line,) = comparison_of(*runs).lines
+    accuracy, tvd = line.cells[1000]
+    assert (accuracy.mean, tvd.mean) == (pytest.approx(0.92), pytest.approx(0.3))
+    assert (accuracy.best, tvd.best, accuracy.seeds) == (0.94, 0.2, 3)
+    assert accuracy.interval == pytest.approx(t_interval([0.9, 0.92, 0.94]))
+
+
+def test_one_seed_has_no_interval():
+    (line,) = comparison_of(make_run()).lines
+    assert line.cells[1000].accuracy.interval is None
+
+
+def test_the_same_epochs_over_more_examples_are_the_same_line():
+    comparison = comparison_of(*(make_run(examples=size) for size in (1000, 2500, 5000)))
+    assert labels(comparison) == ["sparsemax"]
+    assert list(comparison.lines[0].cells) == [1000, 2500, 5000]
+
+
+def test_runs_that_differ_in_more_than_the_seed_stay_apart_and_say_how():
+    comparison = comparison_of(
+        make_run(), make_run(examples=2500, epochs=100), make_run(rate=1e-4), make_run(kernel="gaussian")
+    )
+    assert labels(comparison) == [
+        "Gaussian",
+        "sparsemax, rate 0.0001, epochs 200",
+        "sparsemax, rate 0.0005, epochs 100",
+        "sparsemax, rate 0.0005, epochs 200",
+    ]
+
+
+def test_the_kernel_of_an_architecture_without_attention_keeps_no_runs_apart():
+    comparison = comparison_of(
+        make_run(architecture="gla", kernel="sparsemax"), make_run(architecture="gla", kernel="gaussian", seed=1)
+    )
+    assert [(line.label, line.seeds) for line in comparison.lines] == [("GLA", [0, 1])]
+
+
+def test_the_same_seed_twice_is_refused():
+    with pytest.raises(ValueError) as error:
+        compare([make_run(source="a"), make_run(examples=2500), make_run(source="b")])
+    message = "a and b are both sparsemax on 1,000 examples of RegBench with seed 0; give one of them"
+    assert str(error.value) == message
+
+
+def test_other_languages_and_other_splits_are_other_comparisons_without_the_papers_numbers():
+    first, second, third = compare([make_run(changes={"states": 5}), make_run(score={"split": "valid"}), make_run()])
+    assert [c.published for c in (first, second, third)] == [True, False, False]
+    assert (second.split, third.changes) == ("valid", {"states": 5})
+    assert third.papers_cell(third.lines[0], 1000) is second.papers_cell(second.lines[0], 1000) is None
+    assert third.not_run() == []
+
+
+def test_a_gap_of_more_than_two_points_is_open_until_it_is_explained(monkeypatch):
+    comparison = comparison_of(make_run(0.942 - 0.0201, 0.325 + 0.02), make_run(0.963, 0.5, kernel="gaussian"))
+    found = [(gap.line.label, gap.measure, gap.explanation) for gap in comparison.gaps]
+    assert found == [("Gaussian", "accuracy", ""), ("Gaussian", "tvd", ""), ("sparsemax", "accuracy", "")]
+    monkeypatch.setitem(regbench_paper.EXPLAINED, SPARSEMAX, "made up")
+    again = dataclasses.replace(comparison)
+    assert [gap.explanation for gap in again.gaps] == ["", "", "made up"]
+
+
+def test_the_best_is_the_highest_accuracy_and_the_lowest_tvd():
+    comparison = comparison_of(make_run(0.9, 0.3), make_run(0.8, 0.2, kernel="gaussian"))
+    assert comparison.best(1000, "accuracy").label == "sparsemax"
+    assert comparison.best(1000, "tvd").label == "Gaussian"
+
+
+def test_an_epoch_is_what_lies_between_validations_where_that_fits():
+    run = make_run(examples=1000)
+    for every, steps in ((31, 31), (32, 32), (0, 31), (100, 31)):
+        training = dataclasses.replace(run.config.training, validate_every=every)
+        changed = dataclasses.replace(run, config=dataclasses.replace(run.config, training=training))
+        assert count_steps_per_epoch(changed) == steps
+
+
+def test_each_experiment_compares_its_own_runs():
+    runs = [make_run(), make_length_run(), dataclasses.replace(make_run(), evaluation=[])]
+    assert [c.title for c in compare(runs)] == ["RegBench"]
+    assert [c.title for c in length_generalisation.compare(runs)] == ["MQMTAR"]
+
+
+def test_a_later_evaluation_replaces_an_earlier_one():
+    rows = [make_score(0.5, 0.6, step=100), make_score(0.9, 0.3, step=200)]
+    (line,) = comparison_of(dataclasses.replace(make_run(), evaluation=rows)).lines
+    assert line.cells[1000].accuracy.mean == 0.9

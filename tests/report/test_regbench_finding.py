@@ -1,0 +1,156 @@
+"""Sentences about RegBench follow from the numbers, and say what is not known."""
+
+import dataclasses
+
+from regbench_examples import make_all_runs, make_run
+
+from compactattn.kernels import parse
+from compactattn.report import regbench_paper
+from compactattn.report.paper import Variant
+from compactattn.report.regbench_comparison import compare
+from compactattn.report.regbench_finding import find, hold_against_paper, list_departures, list_gaps, list_kernels
+
+
+def comparison_of(*runs):
+    (comparison,) = compare(runs)
+    return comparison
+
+
+def tidy(text):
+    return text.replace("\u00a0", " ")
+
+
+def told(*runs):
+    finding = find(comparison_of(*runs))
+    return tidy(finding.headline), tidy(" ".join(finding.details))
+
+
+def kernels(*runs):
+    return [tidy(item) for item in list_kernels(comparison_of(*runs))]
+
+
+GAUSSIAN = {"kernel": "gaussian"}
+MAMBA = {"architecture": "mamba"}
+
+
+def test_the_headline_is_the_best_compact_kernel_at_the_fewest_examples():
+    headline, details = told(
+        make_run(0.95, 0.32), make_run(0.96, 0.16, examples=5000), make_run(0.945, 0.3, kernel="relumax"),
+        make_run(0.94, 0.33, **GAUSSIAN), make_run(0.97, 0.15, examples=5000, **GAUSSIAN), make_run(0.7, 0.5, **MAMBA),
+    )  # fmt: skip
+    assert headline == (
+        "With 1,000 training examples, sparsemax predicts a legal next token at 95.0 % of the positions of RegBench, "
+        "Gaussian attention at 94.0 %; the best other architecture, Mamba, at 70.0 %."
+    )
+    assert (
+        "Highest accuracy: sparsemax with 1,000 examples (95.0 %), Gaussian with 5,000 examples (97.0 %); "
+        "lowest TVD: 1-ReLUmax with 1,000 examples (30.0 %), Gaussian with 5,000 examples (15.0 %)." in details
+    )
+    assert "ahead of Gaussian attention in accuracy: 2 of 2 with 1,000 examples, 0 of 1 with 5,000 examples." in details
+    assert "In accuracy the best Memory Mosaic is 25.0 points ahead of Mamba with 1,000 examples." in details
+    assert "Every number is of a single seed: how much another would change it is not known" in details
+    assert "chosen by these same numbers" in details
+
+
+def test_a_gaussian_that_is_ahead_is_called_so():
+    headline, _ = told(make_run(0.93, 0.3), make_run(0.94, 0.3, **GAUSSIAN))
+    assert headline == (
+        "With 1,000 training examples, no compact kernel is ahead of Gaussian attention: the best, sparsemax, predicts a legal "
+        "next token at 93.0 % of the positions of RegBench, Gaussian attention at 94.0 %."
+    )
+
+
+def test_without_a_gaussian_the_best_speaks_for_itself():
+    headline, details = told(make_run(0.93, 0.3), make_run(0.95, 0.3, **MAMBA))
+    assert headline == "With 1,000 training examples, Mamba predicts a legal next token at 95.0 % of the positions of RegBench."
+    assert "2.0 points behind Mamba with 1,000 examples" in details
+    assert "ahead of Gaussian" not in details
+    assert kernels(make_run()) == []
+
+
+def test_the_headline_is_of_the_first_size_where_both_were_run():
+    headline, _ = told(make_run(0.9), make_run(0.95, examples=2500), make_run(0.94, examples=2500, **GAUSSIAN))
+    assert headline.startswith("With 2,500 training examples, sparsemax")
+
+
+def test_kernels_are_held_against_the_gaussian_in_both_measures():
+    assert kernels(make_run(0.95, 0.34), make_run(0.93, 0.35, kernel="relumax"), make_run(0.94, 0.33, **GAUSSIAN)) == [
+        "With 1,000 examples: 1 of 2 ahead in accuracy, the best, sparsemax, 1.0 points ahead; "
+        "0 of 2 ahead in TVD, the best, sparsemax, 1.0 points behind."
+    ]
+
+
+def test_intervals_over_seeds_tell_a_difference_from_chance():
+    apart = [make_run(0.95 + 0.001 * seed, seed=seed) for seed in range(3)]
+    base = [make_run(0.9 + 0.001 * seed, seed=seed, **GAUSSIAN) for seed in range(3)]
+    (item,) = kernels(*apart, *base)
+    assert "5.0 points ahead (95 % intervals over 3 seeds: 94.9 to 95.3 % and 89.9 to 90.3 %, apart)" in item
+    wide = [make_run(0.8 + 0.1 * seed, seed=seed) for seed in range(2)]
+    (item,) = kernels(*wide, *base)
+    assert "overlapping, so it may be chance" in item
+    _, details = told(*apart, *base)
+    assert "Every number is a mean over 3 seeds." in details
+    _, details = told(*apart, base[0])
+    assert "The numbers are of 1 to 3 seeds; differences between those of one may be chance." in details
+
+
+def test_differences_to_the_paper_are_counted_and_listed_as_open_or_explained(monkeypatch):
+    runs = make_run(0.942, 0.2), make_run(0.8, 0.35, **GAUSSIAN), make_run(0.85, 0.2, examples=2500, **GAUSSIAN)
+    comparison = comparison_of(*runs)
+    assert hold_against_paper(comparison)[:2] == [
+        "Of 6 means, 3 are within 2 points of the paper's, 2 are worse and 1 better.",
+        "Further away: 3, of which 0 are explained and 3 open.",
+    ]
+    assert list_gaps(comparison) == [
+        "Gaussian: with 1,000 examples accuracy 80.0 (paper 93.9); with 2,500 examples accuracy 85.0 (paper 93.7). Open.",
+        "sparsemax: with 1,000 examples TVD 20.0 (paper 32.5). Open.",
+    ]
+    monkeypatch.setitem(regbench_paper.EXPLAINED, Variant("mosaic", parse("gaussian")), "a shorter training.")
+    comparison = comparison_of(*runs)
+    assert hold_against_paper(comparison)[1] == "Further away: 3, of which 2 are explained and 1 open."
+    assert list_gaps(comparison)[0].endswith("(paper 93.7). Explained: a shorter training.")
+
+
+def test_where_the_paper_has_no_such_numbers_nothing_is_held_against_it():
+    other = comparison_of(make_run(0.1, changes={"states": 5}))
+    assert hold_against_paper(other) == list_gaps(other) == []
+
+
+def test_other_ways_to_count_are_told():
+    sentence = hold_against_paper(comparison_of(make_run(0.94, 0.33)))[-1]
+    assert sentence == (
+        "Accuracies count every position; at the last token alone, as the paper's text has it, they move by +2.0 points; "
+        "without the positions before a separator, they move by −1.0 points."
+    )
+    bare = comparison_of(make_run(score={"last": None, "inside": None}))
+    assert not any("count every" in text for text in hold_against_paper(bare))
+
+
+def test_departures_name_both_numbers():
+    notes = list_departures(comparison_of(make_run(epochs=20, rate=1e-4, decay=0.3, changes={"states": 5})))
+    assert notes == [
+        "states of the languages: 5, not the benchmark's",
+        "epochs at most: 20; in the paper 200",
+        "learning rate: 0.0001; in the paper 0.0005",
+        "weight decay: 0.3; in the paper 0.1 or 0.01",
+        "samples of a test: 500; in the paper 1,000",
+    ]
+
+
+def test_a_run_that_lost_patience_was_not_interrupted():
+    run = make_run(patience=10)
+    early = dataclasses.replace(run, steps=3100, validations=run.validations[:100])
+    assert not any("stopped" in note for note in list_departures(comparison_of(early)))
+    killed = dataclasses.replace(early, validations=run.validations[:30])
+    assert "sparsemax, seed 0, stopped after 3,100 of its 6,200 steps" in list_departures(comparison_of(killed))
+
+
+def test_runs_judged_on_different_test_sets_are_told():
+    notes = list_departures(comparison_of(make_run(), make_run(score={"checksum": "ab"}, **GAUSSIAN)))
+    assert "examples 1000: the runs were judged on 2 different test sets" in notes
+
+
+def test_all_rows_of_the_paper_make_one_finding():
+    headline, details = told(*make_all_runs(seeds=2))
+    assert headline.startswith("With 1,000 training examples, ")
+    assert "of 9 with 5,000 examples" in details

@@ -1,0 +1,59 @@
+"""Table 1 has the paper's layout, with its numbers below ours and a mark where they are far apart."""
+
+from regbench_examples import make_all_runs, make_run
+from test_tables import Cells
+
+from compactattn.kernels import parse
+from compactattn.report import regbench_paper, regbench_tables
+from compactattn.report.paper import Variant
+from compactattn.report.regbench_comparison import compare
+
+
+def example():
+    runs = [make_run(0.94, 0.33, seed=seed, examples=size) for seed in (0, 1) for size in (1000, 2500)]
+    return compare([*runs, make_run(0.5, 0.3, architecture="mamba")])[0]
+
+
+def test_markdown_reads_as_the_paper_does():
+    assert regbench_tables.format_markdown(example()).splitlines() == [
+        "| Model | 1,000 Acc ↑ | 1,000 TVD ↓ | 2,500 Acc ↑ | 2,500 TVD ↓ |",
+        "| --- | ---: | ---: | ---: | ---: |",
+        "| **Mamba** | 50.0† | **30.0**† | – | – |",
+        "| *paper* | 69.4 | 51.0 | 79.4 | 41.0 |",
+        "| **sparsemax** | **94.0**<sup>94.0</sup> | 33.0<sup>33.0</sup> | **94.0**<sup>94.0</sup>"
+        " | **33.0**<sup>33.0</sup>† |",
+        "| *paper* | 94.2 | 32.5 | 94.0 | 19.3 |",
+    ]
+
+
+def test_an_explained_gap_has_another_mark_and_the_caption_tells_which(monkeypatch):
+    assert "† more than 2 points from the paper, open." in regbench_tables.describe(example())
+    assert "‡" not in regbench_tables.describe(example())
+    monkeypatch.setitem(regbench_paper.EXPLAINED, Variant("mamba", None), "made up")
+    assert "| **Mamba** | 50.0‡ | **30.0**‡ |" in regbench_tables.format_markdown(example())
+    assert "‡ more than 2 points from the paper, explained below." in regbench_tables.describe(example())
+
+
+def test_the_caption_states_seeds_epochs_and_samples():
+    text = regbench_tables.describe(example())
+    assert "Ours: 1 to 2 seeds, at most 200 epochs, 500 samples. The paper: at most 200 epochs, 1,000 samples" in text
+    (alone,) = compare([make_run(changes={"states": 5})])
+    assert "The paper" not in regbench_tables.describe(alone)
+    assert "1 seed," in regbench_tables.describe(alone)
+
+
+def test_html_has_two_cells_for_every_row_and_size():
+    (comparison,) = compare(make_all_runs())
+    rows = Cells(regbench_tables.format_html(comparison)).rows
+    assert rows[:2] == [["Model", "1,000", "2,500", "5,000"], ["Acc ↑", "TVD ↓"] * 3]
+    assert [len(row) for row in rows[2:]] == [7] * 16
+    assert rows[2 + 3][0] == "S4DS4"
+    assert rows[2 + 4][1].endswith("†69.4")
+    papers = regbench_paper.ROWS[Variant("mosaic", parse("sparsemax"))].cells[5000]
+    assert rows[2 + 11][5].endswith(f"{100 * papers.accuracy:.1f}")
+
+
+def test_without_the_papers_numbers_there_is_no_second_line():
+    (alone,) = compare([make_run(changes={"states": 5})])
+    assert "*paper*" not in regbench_tables.format_markdown(alone)
+    assert "<small>" not in regbench_tables.format_html(alone)

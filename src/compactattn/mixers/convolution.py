@@ -15,6 +15,7 @@ from torch.nn.functional import pad
 from compactattn.mixers.recurrence import Recurrence
 
 CHUNK = 64  # positions that one matrix product covers
+FEW = 8  # taps up to which shifted copies are faster than a product
 SHORTEST_STEP, LONGEST_STEP = 1e-3, 1e-1  # of the time that a position takes, at the start of training
 
 
@@ -42,6 +43,11 @@ def filter_causally(x: Tensor, taps: Tensor, past: Tensor) -> tuple[Tensor, Tens
     batch, time, channels = x.shape
     chunk, before = min(CHUNK, time), past.shape[1]
     row = torch.cat((past, x), 1)
+    if before < FEW:
+        y = taps[:, 0] * x
+        for back in range(1, before + 1):
+            y = torch.addcmul(y, taps[:, back], row[:, before - back : before - back + time])
+        return y, row[:, time:]
     windows = pad(row, (0, 0, 0, -time % chunk)).unfold(1, before + chunk, chunk)  # (B, n, C, S − 1 + chunk)
     y = windows.permute(2, 0, 1, 3).flatten(1, 2) @ bands(taps, chunk).mT  # (C, B n, chunk)
     return y.view(channels, batch, -1)[..., :time].permute(1, 2, 0), row[:, time:]

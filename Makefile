@@ -45,6 +45,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.weights
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.training
+	$(BIN)/python -m benchmarks.mixers
 	$(BIN)/python -m benchmarks.report
 
 # times the fused kernels beside their peers; each stops by itself after its --minutes, 25 in all

@@ -139,6 +139,27 @@ def training_tables() -> str:
     )
 
 
+def mixers_section() -> str:
+    """Training steps of every architecture on a CPU; empty before the first run."""
+    rows = newest(read("cpu_mixers"), "model")
+    if not rows:
+        return ""
+    lines = []
+    for row in rows:
+        median, goal = float(row["median_ms"]) / 1e3, float(row["goal_ms"]) / 1e3
+        time = f"{median:.2f}" if median <= goal else f"**{median:.2f}**"
+        lines.append([f"`{row['model']}`", f"{int(row['parameters']):,}", time, f"{goal:g}"])
+    first = rows[0]
+    return (
+        "## A training step on RegBench, on a CPU\n\n"
+        f"{first['layers']} layers of width 128, {first['tokens'].replace('x', ' × ')} tokens, fp32: forward, backward, clipping, AdamW.\n"
+        "A Memory Mosaic misses the goal: its eight heads weigh every pair of tokens, while the others here carry a state or, the\n"
+        "transformer, have two heads.\n\n"
+        + table(["model", "parameters", "s", "goal"], lines)
+        + f"\n\n{source('cpu_mixers')}\n\n"
+    )
+
+
 def attention_section() -> str:
     """Goals and times of attention on a GPU; empty before the first run."""
     rows = read("attention")
@@ -351,7 +372,7 @@ all scores of one head alone would take 1,024 MiB at 16,384 keys.
 
 {source("cpu_memory")}
 
-## What a training step must not wait for
+{mixers_section()}## What a training step must not wait for
 
 {training_tables()}
 

@@ -18,6 +18,7 @@ from compactattn.cli.work import fit_to_machine, read_numbers, train_run, write_
 from compactattn.evaluation.exact_match import MODES, Mode
 from compactattn.experiments import in_context, length_generalisation
 from compactattn.experiments.registry import experiment_of
+from compactattn.models.config import ARCHITECTURES
 from compactattn.models.language_model import build, count_parameters
 from compactattn.models.zoo import ZOO
 from compactattn.training import checkpoint
@@ -130,11 +131,14 @@ def _commands_of(run: Path) -> Any:
 
 @app.command
 def models() -> None:
-    """List the named sizes: layers, width, heads, and parameters as a Memory Mosaic and as a transformer."""
-    table = Table("name", "layers", "width", "heads", "mosaic", "transformer", "for", box=box.SIMPLE_HEAD, show_edge=False)
+    """List the named sizes: layers, width, heads, and the parameters that each architecture has there.
+
+    Mamba has two layers for each of the others', which have an MLP. Positions come on top where they are learned.
+    """
+    table = Table("name", "layers", "width", "heads", *ARCHITECTURES, "for", box=box.SIMPLE_HEAD, show_edge=False)
     for name, size in ZOO.items():
         counts = []
-        for architecture in ("mosaic", "transformer"):
+        for architecture in ARCHITECTURES:
             with torch.device("meta"):
                 counts.append(f"{count_parameters(build(size.configure(architecture=architecture))):,}")
         table.add_row(name, str(size.layers), str(size.width), str(size.heads), *counts, size.origin)

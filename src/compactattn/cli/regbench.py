@@ -25,7 +25,6 @@ from compactattn.cli.work import (
     write_page,
 )
 from compactattn.data.regbench import Split
-from compactattn.evaluation.regbench import Score
 from compactattn.experiments import in_context
 from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.experiments.sweep import Job
@@ -225,20 +224,19 @@ def name_point(config: RunConfig) -> str:
 
 
 def evaluate_and_show(folder: Path, device: str, split: Split = "test") -> None:
-    """Accuracy and TVD on the held-out languages, printed and kept."""
+    """Accuracy and TVD on the held-out languages, printed and kept, beside what needs no training."""
     with progress() as bar:
         task = bar.add_task("evaluating")
-        found = in_context.evaluate_run(
+        score = in_context.evaluate_run(
             folder, split, device, lambda done, total: bar.update(task, completed=done, total=total)
         )
-    print_score(found)
-
-
-def print_score(score: Score) -> None:
     table = Table("positions", "accuracy, %", "TVD, %", "number", box=box.SIMPLE_HEAD, show_edge=False)
     tallies = (("all", score.every), ("not before a separator", score.inside), ("the last of each example", score.last))
     for name, tally in tallies:
         table.add_row(name, f"{100 * tally.accuracy:.1f}", f"{100 * tally.tvd:.1f}", f"{tally.positions:,}")
+    row = next(row for row in read_evaluation(folder) if row["split"] == split)
+    for known in row["references"]:
+        table.add_row(f"all, by {known['name']}", f"{100 * known['accuracy']:.1f}", f"{100 * known['tvd']:.1f}", "")
     console().print(table)
 
 

@@ -17,8 +17,9 @@ from torch import nn
 
 from compactattn.data.automata import RegularLanguages
 from compactattn.data.draws import Array
-from compactattn.data.regbench import Epochs, RegBench, Split, load_regbench
-from compactattn.evaluation.regbench import Score, evaluate
+from compactattn.data.regbench import Epochs, Examples, RegBench, Split, load_regbench
+from compactattn.evaluation.predictors import PREDICTORS
+from compactattn.evaluation.regbench import Score, evaluate, evaluate_predictor
 from compactattn.experiments.runs import open_run, read_data, read_evaluation, write_evaluation
 from compactattn.models.config import ModelConfig
 from compactattn.models.language_model import build
@@ -162,6 +163,13 @@ def epoch_of(config: RunConfig, step: int) -> float:
     return step * config.training.batch / Data.of(config).examples
 
 
+# what a score is held against: how the strings so far go on, and the automaton itself without knowing where a string starts
+REFERENCES = {
+    "a 2-gram of the context": PREDICTORS["2-gram"],
+    "a 3-gram of the context": PREDICTORS["3-gram"],
+    "a filter that knows the automaton and not its state": PREDICTORS["state filter"],
+}
+
 # -- from a config to a model and its results ----------------------------------------------------
 
 
@@ -194,8 +202,16 @@ def evaluate_run(
     with trained.evaluating():
         found = evaluate(trained.model, examples, progress=progress)
     facts = {"examples": data.examples, "seed": trained.config.seed, "step": trained.step, "precision": trained.precision}
-    write_evaluation(folder, [found.to_row(**facts, epoch=round(epoch_of(trained.config, trained.step), 2))])
+    epoch = round(epoch_of(trained.config, trained.step))
+    references = [{"name": name, **score} for name, score in score_references(examples).items()]
+    write_evaluation(folder, [found.to_row(**facts, epoch=epoch, references=references)])
     return found
+
+
+def score_references(examples: Examples) -> dict[str, dict[str, float]]:
+    """Accuracy and TVD of the predictors that have learnt nothing; a second or two."""
+    scores = {name: evaluate_predictor(predict, examples).every for name, predict in REFERENCES.items()}
+    return {name: {"accuracy": score.accuracy, "tvd": score.tvd} for name, score in scores.items()}
 
 
 def example(config: RunConfig) -> tuple[list[int], list[str]]:

@@ -20,8 +20,9 @@ class Size:
     origin: str
 
     def configure(self, **changes: object) -> ModelConfig:
-        """A model of this size; changes are fields of ModelConfig."""
-        given = {"vocab": self.vocab, "layers": self.layers, "width": self.width, "heads": self.heads, **changes}
+        """A model of this size; changes are fields of ModelConfig. Mamba has twice the layers, each half of another's block."""
+        layers = self.layers * (2 if changes.get("architecture") == "mamba" else 1)
+        given = {"vocab": self.vocab, "layers": layers, "width": self.width, "heads": self.heads, **changes}
         return ModelConfig(**given)  # type: ignore[arg-type]
 
 

@@ -72,6 +72,15 @@ class Bins:
 
 
 @dataclass(frozen=True)
+class Reference:
+    """What a predictor that has learnt nothing reaches on the same split."""
+
+    name: str
+    accuracy: float
+    tvd: float
+
+
+@dataclass(frozen=True)
 class Scored:
     """RegBench: at how many positions of a split the likeliest token is legal, and the mean distance to the automaton (TVD)."""
 
@@ -85,6 +94,7 @@ class Scored:
     inside: Part | None = None  # without the positions before a separator
     last: Part | None = None  # the last token of each sample alone
     by_position: Bins | None = None
+    references: tuple[Reference, ...] = ()
     loss: float | None = None
     step: int = 0  # of the lowest validation loss
     epoch: int = 0

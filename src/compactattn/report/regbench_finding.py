@@ -243,3 +243,20 @@ def _share(line: Line, size: int, measure: str = "accuracy") -> str:
 
 def _points(gap: float) -> str:
     return f"{100 * gap:.1f} points"
+
+
+def list_references(comparison: Comparison) -> list[str]:
+    """What predictors that have learnt nothing reach on the same test set, in one sentence; none where no run noted it."""
+    found = {
+        reference.name: reference
+        for line in comparison.lines
+        for rows in line.rows.values()
+        for row in rows
+        for reference in row.references
+    }
+    said = [f"{name} {100 * r.accuracy:.1f} % and {100 * r.tvd:.1f} %" for name, r in found.items()]
+    return (
+        [f"For reference, accuracy and TVD of what has learnt nothing, on the same examples: {'; '.join(said)}."]
+        if said
+        else []
+    )

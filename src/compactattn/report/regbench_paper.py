@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from compactattn.experiments.in_context import GRID
 from compactattn.kernels import parse
 from compactattn.report.paper import Variant
 
@@ -16,12 +17,7 @@ TITLE = "RegBench"
 SIZES = (1_000, 2_500, 5_000, 10_000, 20_000, 40_000)  # numbers of training examples, in the order of the columns
 SAMPLES = 1_000
 EPOCHS, BATCH, RATE = 200, 32, 5e-4
-SEARCHED: dict[str, tuple[float, ...]] = {  # Table "Hyperparameter space for the in-context learning experiment"
-    "layers": (2, 4, 8),
-    "width": (32, 128, 256),
-    "heads": (1, 2, 4, 8),
-    "weight decay": (0.1, 0.01),
-}
+SEARCHED = {"weight decay" if name == "decay" else name: values for name, values in GRID.items()}
 
 
 class Cell(NamedTuple):

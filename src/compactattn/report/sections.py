@@ -142,7 +142,7 @@ def _make_regbench(compared: regbench_comparison.Comparison) -> Section:
         regbench_tables.format_markdown(compared),
         regbench_tables.describe(compared),
     )
-    parts: list[Part] = [pictures["sizes"], grid]
+    parts: list[Part] = [pictures["sizes"], grid, Sentences(regbench_finding.list_references(compared))]
     kernels = regbench_finding.list_kernels(compared)
     parts += [Heading("Compact kernels against Gaussian attention"), Items(kernels)] if kernels else []
     parts += _beside_paper(regbench_finding.hold_against_paper(compared), pictures.get("paper"), compared.not_run())

@@ -72,11 +72,33 @@ def survives(drop: Dropout, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tenso
     before, between = _stir(_stir(low) ^ high), _stir(_stir(high ^ SALT) ^ low)
     for place in (b, h, q):
         before, between = _stir(before ^ place), _stir(between ^ place)
-    return (_stir((before + k * STRIDE).bitwise_and_(WORD), between) >> 1) >= drop.limit
+    return _is_at_least(_stir_words(_to_word(before) + _to_word(k * STRIDE), _to_word(between)), 2 * drop.limit)
 
 
-def _stir(x: Tensor, between: Tensor | int = 0) -> Tensor:
-    """A permutation of the numbers below 2³², for every `between`, that spreads each bit over all."""
-    x = (x ^ (x >> 16)).mul_(FIRST).bitwise_and_(WORD).bitwise_xor_(between)
+def _stir(x: Tensor) -> Tensor:
+    """A permutation of the numbers below 2³² that spreads each bit over all; of int64, for the few numbers of a row."""
+    x = (x ^ (x >> 16)).mul_(FIRST).bitwise_and_(WORD)
     x = x.bitwise_xor_(x >> 15).mul_(SECOND).bitwise_and_(WORD)
     return x.bitwise_xor_(x >> 16)
+
+
+def _stir_words(x: Tensor, between: Tensor) -> Tensor:
+    """The same in place for int32, which wraps around at 2³² by itself, with another number between the two products."""
+    x = x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_signed(FIRST)).bitwise_xor_(between)
+    x = x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_signed(SECOND))
+    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
+
+
+def _to_word(x: Tensor) -> Tensor:
+    """The lower 32 bits of int64 as an int32."""
+    return x.bitwise_and(WORD).to(torch.int32)
+
+
+def _signed(word: int) -> int:
+    """The int32 with the bits of a number below 2³²."""
+    return word - 2**32 if word >= 2**31 else word
+
+
+def _is_at_least(x: Tensor, limit: int) -> Tensor:
+    """x ≥ limit where int32 stands for the numbers below 2³²: with the upper bit flipped, the signed order is theirs."""
+    return x.bitwise_xor_(-(2**31)) >= limit - 2**31

@@ -32,7 +32,7 @@ def make_step(variant: str) -> tuple[Callable[[], object], dict[str, object]]:
 
     def step() -> None:
         total, count = model.loss(batch.inputs, batch.targets, batch.counted)
-        (total / count).backward()  # type: ignore[no-untyped-call]
+        (total / count).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), config.training.clip)
         optimiser.step()
         optimiser.zero_grad()

@@ -20,6 +20,8 @@ from compactattn.kernels import Rule
 from compactattn.masks import View
 from compactattn.rows import Order, accumulator, block_size, pull, weigh
 
+QUERIES = 64  # in a block, where batch and heads fill it
+
 
 @dataclass(frozen=True)
 class Block:
@@ -66,8 +68,9 @@ def blocks(view: View) -> Iterator[Block]:
     """Cuts the scores into blocks of about `block_size` numbers, each over the keys that its queries can see."""
     batch, heads, queries, keys = view.shape
     room = block_size(view.at.device) // max(keys, 1)  # rows
-    q_step = max(1, min(queries, room))
-    h_step = max(1, min(heads, room // q_step)) if q_step >= queries else 1
+    # of few queries at a time, since no key is looked at that none of them sees; of all, if nothing else fills a block
+    q_step = max(1, min(queries, room, max(QUERIES, room // (batch * heads))))
+    h_step = max(1, min(heads, room // q_step))
     b_step = max(1, min(batch, room // (h_step * q_step))) if h_step >= heads else 1
     for b, q in ((b, q) for b in range(0, batch, b_step) for q in range(0, queries, q_step)):
         span_b, span_q = slice(b, min(b + b_step, batch)), slice(q, min(q + q_step, queries))
@@ -95,8 +98,11 @@ def score(q: Tensor, k: Tensor, scale: Tensor, view: View, block: Block) -> Tens
     if view.slopes is not None:
         s = s - block.of_heads(view.slopes).to(s.dtype) * (block.of_rows(view.at) - position).abs()
     lo, hi = block.of_rows(view.lo), block.of_rows(view.hi)
-    if bool((lo > block.k.start).any()) or bool((hi < block.k.stop).any()):
-        s = s.masked_fill_((position < lo) | (position >= hi), -math.inf)
+    if int(lo.max()) > block.k.start:
+        s.masked_fill_(position < lo, -math.inf)
+    seen = max(int(hi.min()) - block.k.start, 0)  # keys before the first that some query may not see
+    if seen < s.shape[-1]:
+        s[..., seen:].masked_fill_(position[seen:] >= hi, -math.inf)
     if view.allowed is not None:
         s = s.masked_fill_(~block.of_scores(view.allowed), -math.inf)
     return s

@@ -153,8 +153,8 @@ def mixers_section() -> str:
     size = f"{first['layers']} layers of width 128, {first['tokens'].replace('x', ' × ')} tokens, fp32"
     return (
         f"## A training step on RegBench, on a CPU\n\n{size}: forward, backward, clipping, AdamW.\n"
-        "The eight heads of a Memory Mosaic weigh every pair of tokens; the others carry a state or, the transformer, have two\n"
-        "heads.\n\n" + table(["model", "parameters", "s", "goal"], lines) + f"\n\n{source('cpu_mixers')}\n\n"
+        "The eight heads of a Memory Mosaic weigh every pair of tokens; the others carry a state, or have two heads\n"
+        "(the transformer).\n\n" + table(["model", "parameters", "s", "goal"], lines) + f"\n\n{source('cpu_mixers')}\n\n"
     )
 
 

@@ -4,6 +4,7 @@ Examples:
   compactattn demo                     train three small models and see which ones extrapolate (minutes on a laptop)
   compactattn train length-gen --task mqmtar --kernel sparsemax --preset cpu-quick
   compactattn sweep length-gen --kernels gaussian,sparsemax,relumax --seeds 3
+  compactattn train regbench --model mosaic --kernel biweight --examples 1000
   compactattn evaluate RUN --lengths 64,128,256 --mode free-running
   compactattn report RUN ... --out report
   compactattn resume RUN               go on after Ctrl-C

@@ -6,6 +6,7 @@ python -m benchmarks.report
 from __future__ import annotations
 
 import re
+import tempfile
 from pathlib import Path
 
 from benchmarks.common import read
@@ -13,6 +14,8 @@ from compactattn.bench.contestants import AUTOTUNING, CONTESTANTS
 from compactattn.bench.goals import BEHIND_TRANSFORMER, HEAD_DIMS, TOKENS_PER_SECOND, count_verdicts, format_goals
 from compactattn.bench.results import Row
 from compactattn.bench.results import format_markdown as table
+from compactattn.data.regbench import load_regbench
+from compactattn.experiments import in_context
 from compactattn.report import regbench_comparison, regbench_finding, regbench_tables, tables
 from compactattn.report.comparison import compare
 from compactattn.report.finding import find, hold_against_paper, list_departures
@@ -327,6 +330,14 @@ def regbench_section() -> str:
     return "\n\n".join(part for part in parts if part) or "No results yet."
 
 
+def references_section() -> str:
+    """What needs no training, on the published test set."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = in_context.score_references(load_regbench(folder=Path(folder)).test)
+    rows = [[name, f"{100 * score['accuracy']:.1f}", f"{100 * score['tvd']:.1f}"] for name, score in found.items()]
+    return table(["without training", "accuracy, %", "TVD, %"], rows)
+
+
 def _list(items: list[str]) -> str:
     return "\n".join(f"- {item}" for item in items)
 
@@ -408,6 +419,7 @@ def pages() -> dict[Path, str]:
     readme, experiments = ROOT / "README.md", ROOT / "docs" / "experiments.md"
     text = fill(experiments.read_text(), "length-gen", comparisons_section("length-gen"))
     text = fill(text, "regbench", regbench_section())
+    text = fill(text, "references", references_section())
     return {
         ROOT / "benchmarks" / "README.md": benchmarks_page(),
         readme: fill(readme.read_text(), "benchmarks", readme_section()),

@@ -13,6 +13,7 @@ import pytest
 
 from compactattn import cli
 from compactattn.cli.length_gen import split_kernels
+from compactattn.experiments import in_context
 from compactattn.experiments import length_generalisation as length_gen
 from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.sweep import Job, finish
@@ -128,6 +129,10 @@ def test_resume_of_a_finished_run_changes_nothing(run, capsys):
 def test_models_lists_sizes_with_their_parameters(capsys):
     cli.main(["models"])
     assert "12,722,400" in capsys.readouterr().out
+    cli.main(["models", "regular"])
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if "," in line]
+    assert ["mamba", "4", "469,760"] in rows
+    assert len(rows) == 7
 
 
 @pytest.mark.parametrize(
@@ -143,6 +148,13 @@ def test_models_lists_sizes_with_their_parameters(capsys):
         (["resume", "nowhere"], "holds no run"),
         (["evaluate", "nowhere", "--device", "abacus"], "device = 'abacus' is unknown"),
         (["evaluate", "nowhere", "--device", "cuda"], "sees no GPU"),
+        (["models", "enormous"], "size 'enormous' is unknown; choose one of laptop, recall"),
+        (["train", "regbench", "--kernel", "gauss"], "gauss"),
+        (["train", "regbench", "--examples", "3"], "examples = 3 do not fill a batch of 32"),
+        (["train", "regbench", "--recipe", "nowhere.json"], "cannot read nowhere.json"),
+        (["sweep", "regbench", "--models", "lstm"], "model 'lstm' is unknown; choose among mosaic"),
+        (["sweep", "regbench", "--models", "gla:sparsemax"], "a gla has no kernel"),
+        (["sweep", "regbench", "--examples", "many"], "examples 'many' do not read as whole numbers"),
         (["generate", "nowhere", "--temperature", "-1"], "temperature = -1.0"),
         (["generate", "nowhere", "--tokens", "0"], "tokens = 0"),
         (["train", "length-gen", "--as-released", "plain"], "changes nothing"),
@@ -227,3 +239,72 @@ def test_two_names_of_one_kernel_are_trained_once():
         "relumax",
         "transformer",
     ]
+
+
+# -- RegBench ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def regbench(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("regbench")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPACTATTN_CACHE", str(folder / "cache"))
+        command = [
+            "sweep",
+            "regbench",
+            "--models",
+            "mosaic:sparsemax,gla",
+            "--examples",
+            "64",
+            "--epochs",
+            "1",
+            "--device",
+            "cpu",
+        ]
+        cli.main([*command, "--jobs", "1", "--out", str(folder / "sweep")])
+        yield folder / "sweep"
+
+
+def test_a_sweep_of_regbench_leaves_runs_and_a_report(regbench):
+    names = {path.name for path in regbench.iterdir()}
+    assert names == {"mosaic-sparsemax-64-0", "gla-64-0", "report"}
+    page = (regbench / "report" / "index.html").read_text()
+    assert "GLA" in page
+    assert 'id="inside"' in page
+    assert "3-gram of the context" in page
+
+
+def test_evaluate_shows_a_model_beside_what_needs_no_training(regbench, capsys):
+    cli.main(["evaluate", str(regbench / "gla-64-0"), "--split", "validation", "--device", "cpu"])
+    shown = capsys.readouterr().out
+    assert "the last of each example" in shown
+    assert "3-gram of the context" in shown
+    said = refuse(["evaluate", str(regbench / "gla-64-0"), "--lengths", "64"], capsys)
+    assert "for length generalisation" in said
+
+
+def test_generate_goes_on_with_a_language(regbench, capsys):
+    run = str(regbench / "gla-64-0")
+    cli.main(["generate", run, "--tokens", "6", "--device", "cpu"])
+    prompt, model, legal = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert set(prompt[1]) <= set("abcdefgh|")
+    assert len(model[1]) == 6
+    assert set(legal[1]) <= set("+-")
+    cli.main(["generate", run, "--tokens", "3", "--prompt", "ab|a", "--device", "cpu"])
+    assert "legal" not in capsys.readouterr().out
+    assert "'z' in 'abz' is no letter from a to h" in refuse(["generate", run, "--prompt", "abz", "--device", "cpu"], capsys)
+
+
+def test_a_search_writes_the_recipe_with_the_lowest_validation_loss(regbench, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(in_context, "GRID", {"decay": (0.1,), "layers": (1,), "width": (8, 16), "heads": (1,)})
+    command = ["sweep", "regbench", "--examples", "64", "--epochs", "1", "--device", "cpu"]
+    cli.main([*command, "--search", "--models", "mosaic:gaussian", "--jobs", "1", "--out", str(tmp_path / "search")])
+    shown = [line.split() for line in capsys.readouterr().out.splitlines() if len(line.split()) == 6 and "0.1" in line]
+    losses = [float(line[4]) for line in shown]
+    assert len(losses) == 2
+    assert losses == sorted(losses)
+    recipe = json.loads((tmp_path / "search" / "recipe.json").read_text())
+    assert recipe == {"decay": 0.1, "layers": 1, "width": int(shown[0][1]), "heads": 1}
+    train = ["train", "regbench", "--examples", "64", "--epochs", "1", "--device", "cpu", "--no-evaluate"]
+    cli.main([*train, "--recipe", str(tmp_path / "search" / "recipe.json"), "--out", str(tmp_path / "run")])
+    assert checkpoint.load_config(tmp_path / "run").model.width == recipe["width"]

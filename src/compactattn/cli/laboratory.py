@@ -22,7 +22,7 @@ from compactattn.models.config import ARCHITECTURES
 from compactattn.models.language_model import build, count_parameters
 from compactattn.models.zoo import ZOO
 from compactattn.training import checkpoint
-from compactattn.training.distributed import leads
+from compactattn.training.distributed import choose_device, leads
 
 Lengths = Annotated[str, tyro.conf.arg(metavar="N,N,...")]
 COMMANDS: Mapping[str, Any] = {length_generalisation.NAME: length_gen, in_context.NAME: regbench}
@@ -70,6 +70,7 @@ def evaluate(
         split: Which of the languages that were held out.
         device: auto, cpu or cuda.
     """
+    choose_device(device)
     if _commands_of(run) is length_gen:
         numbers = read_numbers(lengths, "lengths") if lengths else None
         length_gen.print_matches(length_gen.evaluate_lengths(run, numbers, mode, samples, device))
@@ -130,16 +131,29 @@ def _commands_of(run: Path) -> Any:
 
 
 @app.command
-def models() -> None:
-    """List the named sizes: layers, width, heads, and the parameters that each architecture has there.
+def models(name: Positional[str] = "") -> None:
+    """List the named sizes: layers, width, heads, and parameters as a Memory Mosaic and as a transformer.
 
-    Mamba has two layers for each of the others', which have an MLP. Positions come on top where they are learned.
+    compactattn models regular
+
+    Args:
+        name: Of a size, to see the parameters of every architecture there. Mamba has two layers for each of the others',
+            which have an MLP; positions come on top where they are learned.
     """
-    table = Table("name", "layers", "width", "heads", *ARCHITECTURES, "for", box=box.SIMPLE_HEAD, show_edge=False)
-    for name, size in ZOO.items():
-        counts = []
+    if name and name not in ZOO:
+        raise UsageError(f"size {name!r} is unknown; choose one of {', '.join(ZOO)}")
+    if name:
+        table = Table("architecture", "layers", "parameters", box=box.SIMPLE_HEAD, show_edge=False)
         for architecture in ARCHITECTURES:
-            with torch.device("meta"):
-                counts.append(f"{count_parameters(build(size.configure(architecture=architecture))):,}")
-        table.add_row(name, str(size.layers), str(size.width), str(size.heads), *counts, size.origin)
+            table.add_row(architecture, str(ZOO[name].configure(architecture=architecture).layers), _count(name, architecture))
+    else:
+        table = Table("name", "layers", "width", "heads", "mosaic", "transformer", "for", box=box.SIMPLE_HEAD, show_edge=False)
+        for name, size in ZOO.items():
+            counts = (_count(name, architecture) for architecture in ("mosaic", "transformer"))
+            table.add_row(name, str(size.layers), str(size.width), str(size.heads), *counts, size.origin)
     console().print(table)
+
+
+def _count(size: str, architecture: str) -> str:
+    with torch.device("meta"):
+        return f"{count_parameters(build(ZOO[size].configure(architecture=architecture))):,}"

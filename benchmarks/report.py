@@ -56,6 +56,10 @@ def is_small(row: Row) -> bool:
     return int(row["above_inputs_mib"]) <= int(row["limit_mib"])
 
 
+def is_fast(row: Row) -> bool:
+    return float(row["median_ms"]) <= float(row["goal_ms"])
+
+
 def summary() -> str:
     """What is reached and what is not, in a sentence or two, from all the rows."""
     attention = count_verdicts(read("attention"))
@@ -67,6 +71,7 @@ def summary() -> str:
             if ratio is not None and row["contestant"] != "sdpa"
         ],
         "weights on a CPU": [is_reached(row) for row in worst(read("cpu_weights"))],
+        "a training step on a CPU": [is_fast(row) for row in newest(read("cpu_mixers"), "model")],
         "memory on a CPU": [is_small(row) for row in newest(read("cpu_memory"), "kernel", "shape")],
     }
     judged["attention on a GPU"] = [True] * attention["reached"] + [False] * attention["lost"]
@@ -149,9 +154,8 @@ def mixers_section() -> str:
         return ""
     lines = []
     for row in rows:
-        median, goal = float(row["median_ms"]) / 1e3, float(row["goal_ms"]) / 1e3
-        time = f"{median:.2f}" if median <= goal else f"**{median:.2f}**"
-        lines.append([f"`{row['model']}`", f"{int(row['parameters']):,}", time, f"{goal:g}"])
+        time = mark(f"{float(row['median_ms']) / 1e3:.2f}", is_fast(row))
+        lines.append([f"`{row['model']}`", f"{int(row['parameters']):,}", time, f"≤ {float(row['goal_ms']) / 1e3:g}"])
     first = rows[0]
     size = f"{first['layers']} layers of width 128, {first['tokens'].replace('x', ' × ')} tokens, fp32"
     return (

@@ -70,13 +70,14 @@ def list_length_gen(given: argparse.Namespace) -> list[RunConfig]:
 
 def list_regbench(given: argparse.Namespace) -> list[RunConfig]:
     """A config for each row of Table 1, number of examples and seed; small numbers first."""
+    rows = {row.name: row.variant for row in regbench_paper.ROWS.values()}
+    if unknown := [name for name in given.row or [] if name not in rows]:
+        raise SystemExit(f"row {unknown[0]!r} is unknown; the rows are {', '.join(map(repr, rows))}")
     configs = []
     for seed in read_numbers(given.seeds):
         for examples in read_numbers(given.examples):
-            for variant in regbench_paper.ROWS:
+            for variant in (rows[name] for name in given.row or rows):
                 kernel = {} if variant.kernel is None else {"kernel": str(variant.kernel)}
-                if given.rows and not {variant.architecture, *kernel.values()} & set(given.rows.split(",")):
-                    continue
                 base = in_context.paper(variant.architecture, examples)
                 steps = given.epochs * examples // base.training.batch
                 few = {"steps": steps, "warmup": steps // 10, "patience": given.patience, "checkpoint_every": steps}
@@ -139,7 +140,7 @@ def read_arguments() -> argparse.Namespace:
     length.set_defaults(list=list_length_gen)
     regbench = which.add_parser(in_context.NAME)
     regbench.add_argument("--examples", default="1000,2500,5000")
-    regbench.add_argument("--rows", default="", help="architectures and kernels, if not all, as in gla,sparsemax")
+    regbench.add_argument("--row", action="append", help="a row of the table by its name there; all if not given")
     regbench.add_argument("--epochs", type=int, default=200)
     regbench.add_argument("--patience", type=int, default=40, help="epochs without a lower validation loss")
     regbench.set_defaults(list=list_regbench)

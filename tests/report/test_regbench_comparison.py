@@ -7,11 +7,12 @@ from regbench_examples import make_all_runs, make_run, make_score
 from report_examples import make_run as make_length_run
 
 from compactattn.evaluation.statistics import t_interval
+from compactattn.experiments import in_context
 from compactattn.kernels import parse
 from compactattn.report import comparison as length_generalisation
 from compactattn.report import regbench_paper
 from compactattn.report.paper import Variant
-from compactattn.report.regbench_comparison import compare, count_steps_per_epoch
+from compactattn.report.regbench_comparison import compare, count_epochs
 
 SPARSEMAX = Variant("mosaic", parse("sparsemax"))
 
@@ -80,11 +81,13 @@ def test_the_same_seed_twice_is_refused():
 
 
 def test_other_languages_and_other_splits_are_other_comparisons_without_the_papers_numbers():
-    first, second, third = compare([make_run(changes={"states": 5}), make_run(score={"split": "valid"}), make_run()])
-    assert [c.published for c in (first, second, third)] == [True, False, False]
-    assert (second.split, third.changes) == ("valid", {"states": 5})
-    assert third.papers_cell(third.lines[0], 1000) is second.papers_cell(second.lines[0], 1000) is None
-    assert third.not_run() == []
+    first, second = compare([make_run(changes={"states": 5}), make_run(), make_run(score={"split": "valid"})])
+    assert [c.published for c in (first, second)] == [True, False]
+    assert (first.split, second.changes) == ("test", {"states": 5})
+    (alone,) = compare([make_run(score={"split": "valid"})])  # shown only where there is no test split
+    assert alone.split == "valid"
+    assert second.papers_cell(second.lines[0], 1000) is alone.papers_cell(alone.lines[0], 1000) is None
+    assert second.not_run() == []
 
 
 def test_a_gap_of_more_than_two_points_is_open_until_it_is_explained(monkeypatch):
@@ -102,12 +105,15 @@ def test_the_best_is_the_highest_accuracy_and_the_lowest_tvd():
     assert comparison.best(1000, "tvd").label == "Gaussian"
 
 
-def test_an_epoch_is_what_lies_between_validations_where_that_fits():
-    run = make_run(examples=1000)
-    for every, steps in ((31, 31), (32, 32), (0, 31), (100, 31)):
-        training = dataclasses.replace(run.config.training, validate_every=every)
-        changed = dataclasses.replace(run, config=dataclasses.replace(run.config, training=training))
-        assert count_steps_per_epoch(changed) == steps
+@pytest.mark.parametrize("preset", list(in_context.PRESETS))
+def test_runs_of_one_preset_share_a_line_whatever_their_number_of_examples(preset):
+    runs = []
+    for examples in (1000, 2500, 5000):
+        config = dataclasses.replace(in_context.PRESETS[preset]("gla", examples), data={"examples": examples, "changes": {}})
+        runs.append(dataclasses.replace(make_run(examples=examples), config=config))
+    (line,) = comparison_of(*runs).lines
+    assert (line.label, list(line.cells)) == ("GLA", [1000, 2500, 5000])
+    assert {round(count_epochs(run, run.config.training.steps)) for run in runs} <= {20, 100, 200}
 
 
 def test_each_experiment_compares_its_own_runs():

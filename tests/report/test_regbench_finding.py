@@ -142,7 +142,7 @@ def test_a_run_that_lost_patience_was_not_interrupted():
     early = dataclasses.replace(run, steps=3100, validations=run.validations[:100])
     assert not any("stopped" in note for note in list_departures(comparison_of(early)))
     killed = dataclasses.replace(early, validations=run.validations[:30])
-    assert "sparsemax, seed 0, stopped after 3,100 of its 6,200 steps" in list_departures(comparison_of(killed))
+    assert "sparsemax, 1,000 examples, seed 0, stopped after 3,100 of its 6,250 steps" in list_departures(comparison_of(killed))
 
 
 def test_runs_judged_on_different_test_sets_are_told():

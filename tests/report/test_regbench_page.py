@@ -63,11 +63,19 @@ def test_markdown_says_the_same_and_its_figures_lie_beside_it(folder):
 
 
 def test_other_languages_and_splits_have_sections_of_their_own(tmp_path):
-    runs = [make_run(), make_run(changes={"states": "<b>"}), make_run(score={"split": "valid"})]
+    runs = [make_run(), make_run(changes={"states": "<b>"}), make_run(score={"split": "validation"})]
     page = write_report(runs, tmp_path).read_text()
-    assert {"regbench", "regbench-states--b", "regbench-valid"} <= set(re.findall(r'<section id="([^"]+)"', page))
+    sections = re.findall(r'<section id="([^"]+)"', page)
+    assert [re.sub("-[0-9a-f]{8}$", "", name) for name in sections if "regbench" in name] == ["regbench", "a-changed-regbench"]
     assert "<b>," not in page
-    assert "RegBench, states &lt;b&gt;" in page
+    assert "states of the languages: &lt;b&gt;" in page
+    page = write_report(runs[2:], tmp_path).read_text()  # a split that is not the tabulated one shows where it is alone
+    assert 'id="regbench-validation"' in page
+
+
+def test_runs_without_an_evaluation_are_named(tmp_path):
+    page = write_report([make_run(), make_run(source="forgotten", score=None, seed=1, evaluated=False)], tmp_path).read_text()
+    assert "Not evaluated, so not shown: forgotten." in page
 
 
 def test_the_documents_state_that_there_are_no_results_until_there_are(tmp_path, monkeypatch):

@@ -8,10 +8,11 @@ import pytest
 import torch
 from training_stand_in import Failing, Tiny, lines, result, run
 
+from compactattn.experiments.runs import find_best
 from compactattn.training import checkpoint as checkpoints
 from compactattn.training.config import TrainingConfig
 from compactattn.training.loop import Loop
-from compactattn.training.selection import BEST, Selection, chosen
+from compactattn.training.selection import BEST, Selection
 
 
 def script(losses, weights=None):
@@ -32,14 +33,14 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept(tmp_path):
     best = checkpoints.load(tmp_path / BEST)
     assert (summary.step, summary.best_step, best.step) == (12, 6, 6)  # of two that are equal the first
     assert all(torch.equal(best.weights[name], weights[1][name]) for name in best.weights)
-    assert chosen(tmp_path) == tmp_path / BEST
+    assert find_best(tmp_path) == tmp_path / BEST
     assert checkpoints.load(tmp_path).step == 12
 
 
 def test_a_validation_without_a_loss_selects_nothing(tmp_path):
     summary = run(tmp_path, validate=lambda model: {"accuracy": 1.0}, validate_every=3)
     assert summary.best_step == 0
-    assert chosen(tmp_path) == tmp_path
+    assert find_best(tmp_path) == tmp_path
 
 
 def test_training_stops_after_as_many_worse_validations_as_patience_says(tmp_path):
@@ -80,7 +81,11 @@ def test_a_run_killed_between_its_checkpoint_and_the_best_still_has_the_best(tmp
         with pytest.raises(RuntimeError, match="killed"):
             run(tmp_path / "cut", validate=script([1.0]), **settings)
     shutil.rmtree(tmp_path / "cut" / BEST, ignore_errors=True)
+    assert find_best(tmp_path / "cut") == tmp_path / "cut"  # for whoever looks before it is resumed
+    (tmp_path / "cut" / BEST).mkdir()  # nor is a folder without a checkpoint taken for one
+    assert find_best(tmp_path / "cut") == tmp_path / "cut"
     run(tmp_path / "cut", resume=True, validate=script([2.0]), **settings)
+    assert find_best(tmp_path / "cut") == tmp_path / "cut" / BEST
     assert result_of_best(tmp_path / "cut") == result_of_best(tmp_path / "whole")
 
 
@@ -92,8 +97,9 @@ def test_selection_follows_from_the_metrics_up_to_a_step():
     written = [{"step": 1, "loss": 9.0}, {"step": 2, "validation": {"loss": 2.0}}, {"step": 4, "validation": {"loss": 1.0}}]
     assert Selection.of(written, patience=1, last=3) == Selection(1, 2.0, 2, 0)
     assert not Selection.of(written, patience=1, last=4).exhausted
-    later = [*written, {"step": 6, "validation": {"loss": 1.5}}]
-    assert Selection.of(later, patience=1, last=6).exhausted
+    for worse in (1.5, None):  # null stands for a loss that was not finite
+        later = [*written, {"step": 6, "validation": {"loss": worse}}]
+        assert Selection.of(later, patience=1, last=6).exhausted
     assert not Selection.of(later, patience=0, last=6).exhausted
 
 

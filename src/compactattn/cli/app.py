@@ -36,6 +36,13 @@ def parse_kernel(text: str) -> Kernel:
         raise UsageError(str(error)) from error
 
 
+def require_counts(**counts: tuple[int, int]) -> None:
+    """Refuses the first number that is below its least, given as name=(number, least)."""
+    for name, (number, least) in counts.items():
+        if number < least:
+            raise UsageError(f"{name} = {number} must be at least {least}")
+
+
 def prepare_folder(out: Path) -> None:
     """Makes the directory and checks that it takes files, before any work is done."""
     try:

@@ -13,7 +13,7 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from compactattn.cli import length_gen, regbench
-from compactattn.cli.app import UsageError, app, console
+from compactattn.cli.app import UsageError, app, console, require_counts
 from compactattn.cli.work import fit_to_machine, read_numbers, train_run, write_page
 from compactattn.evaluation.exact_match import MODES, Mode
 from compactattn.experiments import in_context, length_generalisation
@@ -36,7 +36,7 @@ def resume(run: Positional[Path], evaluate: bool = True, tensorboard: bool = Fal
 
     Args:
         run: Folder of the run.
-        evaluate: Test the trained model at the lengths of the paper's table.
+        evaluate: Test the trained model as `train` does.
         tensorboard: Also write TensorBoard files.
     """
     config = checkpoint.load_config(run)
@@ -72,6 +72,8 @@ def evaluate(
     """
     choose_device(device)
     if _commands_of(run) is length_gen:
+        if split != "test":
+            raise UsageError(f"--split is for RegBench, and {run} is a run of length generalisation")
         numbers = read_numbers(lengths, "lengths") if lengths else None
         length_gen.print_matches(length_gen.evaluate_lengths(run, numbers, mode, samples, device))
     elif lengths or mode != MODES[0] or samples != 1000:
@@ -114,14 +116,16 @@ def generate(
 
     Args:
         run: Folder of the run.
-        prompt: A source in the task's own words, with or without <bos> and <sep>; by default one of the test set.
-        tokens: The most to write; the model stops at <eos>.
+        prompt: A source in the task's own words, with or without <bos> and <sep>, or strings of a regular language; by
+            default one of the test set.
+        tokens: The most to write; the model stops at <eos>, where its task has one.
         temperature: 0 takes the likeliest token, 1 draws as the model believes.
         seed: Of the default prompt, and of the draws.
         device: auto, cpu or cuda.
     """
-    if tokens < 1 or temperature < 0:
-        raise UsageError(f"tokens = {tokens} must be at least 1, and temperature = {temperature} at least 0")
+    require_counts(tokens=(tokens, 1))
+    if not temperature >= 0:
+        raise UsageError(f"temperature = {temperature} must be at least 0")
     _commands_of(run).answer(run, prompt, tokens, temperature, seed, device)
 
 

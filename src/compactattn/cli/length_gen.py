@@ -12,7 +12,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from compactattn.cli.app import UsageError, app, console, parse_kernel, prepare_folder, sweep, train
+from compactattn.cli.app import UsageError, app, console, parse_kernel, prepare_folder, require_counts, sweep, train
 from compactattn.cli.work import finish_jobs, fit_to_machine, has_gpu, progress, split_names, train_run, write_page
 from compactattn.data.sequences import TASKS
 from compactattn.evaluation.exact_match import MODES, Match, Mode
@@ -131,8 +131,7 @@ def sweep_length_gen(
         jobs: Runs side by side; 0 is one on a GPU and one for each core on a CPU, where small models gain little from threads.
         out: Folder of the runs; the report goes to its subfolder report.
     """
-    if seeds < 1 or jobs < 0 or samples < 1:
-        raise UsageError(f"seeds = {seeds} and samples = {samples} must be at least 1, jobs = {jobs} at least 0")
+    require_counts(seeds=(seeds, 1), samples=(samples, 1), jobs=(jobs, 0))
     variants = split_kernels(kernels)
     configs = [configure_variant(task, variant, preset, seed, steps, device) for seed in range(seeds) for variant in variants]
     prepare_folder(out)

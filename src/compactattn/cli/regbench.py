@@ -13,7 +13,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folder, sweep, train
+from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folder, require_counts, sweep, train
 from compactattn.cli.work import (
     finish_jobs,
     fit_to_machine,
@@ -99,8 +99,9 @@ def train_regbench(
                 "device": device}  # fmt: skip
     config = configure(model, kernel, examples, preset, seed, epochs, recipe, given, training)
     folder = out or Path("runs") / in_context.NAME / name_run(config)
-    with torch.device("meta"):
-        print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
+    if leads():
+        with torch.device("meta"):
+            print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
     train_run(config, folder, resume=False, tensorboard=tensorboard)
     if evaluate and leads():
         evaluate_and_show(folder, device)
@@ -133,18 +134,18 @@ def sweep_regbench(
         examples: Numbers of training examples separated by commas; the paper's are 1000,2500,5000,10000,20000,40000.
         seeds: How many, counted from 0.
         preset: cpu-quick, gpu-short or paper; see `compactattn train regbench --help`.
-        search: Train the first model at each point of the paper's search space (weight decay, depth, width, heads) instead,
-            and write the point with the lowest validation loss to OUT/recipe.json.
+        search: Train the first model at each point of the paper's search space (weight decay, depth, width, heads: 72 runs)
+            instead, and write the point with the lowest validation loss to OUT/recipe.json.
         recipe: Such a file, for every mosaic of the sweep: chosen for one kernel and reused for the others, as in the paper.
         epochs: At most; the preset's if not given.
         device: auto, cpu, cuda or cuda:1.
         jobs: Runs side by side; 0 is four on a GPU, which small models leave idle, and one for each core on a CPU.
         out: Folder of the runs; the report goes to its subfolder report.
     """
-    if seeds < 1 or jobs < 0:
-        raise UsageError(f"seeds = {seeds} must be at least 1, jobs = {jobs} at least 0")
-    numbers = read_numbers(examples, "examples")
-    variants = [read_variant(name) for name in split_names(models)]
+    require_counts(seeds=(seeds, 1), jobs=(jobs, 0))
+    numbers = list(dict.fromkeys(read_numbers(examples, "examples")))
+    named = [read_variant(name) for name in split_names(models)]
+    variants = list({(model, str(parse_kernel(kernel))): (model, kernel) for model, kernel in reversed(named)}.values())[::-1]
     if not variants:
         raise UsageError("name at least one model, as in --models mosaic:gaussian,gla")
     configs = [
@@ -175,6 +176,12 @@ def configure(
 ) -> RunConfig:  # fmt: skip
     """The preset with the recipe and then with what was asked for in place of its own; what is None stays."""
     parse_kernel(kernel)
+    if kernel != "gaussian" and model not in in_context.WITH_KERNEL:
+        raise UsageError(
+            f"a {model} has no kernel, but {kernel!r} is given; only {' and '.join(in_context.WITH_KERNEL)} have one"
+        )
+    if epochs is not None and epochs < 1:
+        raise UsageError(f"epochs = {epochs} must be at least 1")
     try:
         base = fit_to_machine(in_context.PRESETS[preset](model, examples), training.get("device") or "auto")
         if epochs is not None:
@@ -197,8 +204,6 @@ def read_variant(name: str) -> tuple[str, str]:
     model, _, kernel = name.partition(":")
     if model not in in_context.RECIPES:
         raise UsageError(f"model {model!r} is unknown; choose among {', '.join(in_context.RECIPES)}")
-    if kernel and model not in in_context.WITH_KERNEL:
-        raise UsageError(f"{name!r}: a {model} has no kernel; only {' and '.join(in_context.WITH_KERNEL)} have one")
     return model, kernel or "gaussian"
 
 
@@ -274,7 +279,11 @@ def answer(run: Path, prompt: str, tokens: int, temperature: float, seed: int, d
         start = in_context.begin(trained.config, prompt, seed)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    longest = trained.config.model.longest
+    if longest and len(start.tokens) > longest:
+        raise UsageError(f"the prompt has {len(start.tokens)} tokens, but this model learned positions for {longest} only")
     given = torch.tensor([start.tokens], device=trained.device)
+    tokens = min(tokens, longest - len(start.tokens) + 1) if longest else tokens  # the last one written is never read
     print(f"prompt  {start.languages.render(start.tokens)}")
     print("model   ", end="", flush=True)
     said = []
@@ -282,4 +291,7 @@ def answer(run: Path, prompt: str, tokens: int, temperature: float, seed: int, d
         said.append(int(token))
         print(start.languages.render(said[-1:]), end="", flush=True)
     legal = start.judge(said)
-    print(f"\nlegal   {''.join('+' if right else '-' for right in legal)}" if legal else "")
+    if legal:
+        print(f"\nlegal   {''.join('+' if right else '-' for right in legal)}", end="")
+        print("  no string of the language goes on so" if not legal[-1] else "", end="")
+    print()

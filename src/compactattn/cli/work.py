@@ -21,7 +21,9 @@ from compactattn.experiments.sweep import Job, finish, finish_all
 from compactattn.training import checkpoint
 from compactattn.training.config import RunConfig, vary
 from compactattn.training.distributed import leads
+from compactattn.training.interrupt import Interrupted
 
+FEW = 4  # runs up to which each is named in a line of progress
 SECONDS_BETWEEN_LINES = 30  # where there is no terminal to draw bars on
 
 # -- configs -------------------------------------------------------------------------------------
@@ -83,15 +85,25 @@ def finish_jobs(todo: Sequence[Job], jobs: int) -> None:
                 bar.update(task, completed=done)
             if not sys.stderr.isatty() and time.monotonic() > told + SECONDS_BETWEEN_LINES:
                 told = time.monotonic()
-                shown = (f"{job.folder.name} {done}/{job.config.training.steps}" for job, done in zip(todo, steps, strict=True))
-                print("  ".join(shown), flush=True)
+                print(describe_jobs(todo, steps), flush=True)
 
         _run(lambda: finish_all(todo, jobs, watch))
+
+
+def describe_jobs(todo: Sequence[Job], steps: Sequence[int]) -> str:
+    """How far jobs are, in a line: where they are many, only those that have begun and are not done."""
+    counts = [(job.folder.name, done, job.config.training.steps) for job, done in zip(todo, steps, strict=True)]
+    if len(counts) <= FEW:
+        return "  ".join(f"{name} {done}/{total}" for name, done, total in counts)
+    running = (f"{name} {done}/{total}" for name, done, total in counts if 0 < done < total)
+    return f"{sum(done == total for _, done, total in counts)} of {len(counts)} runs trained  {'  '.join(running)}"
 
 
 def _run(work: Callable[[], None]) -> None:
     try:
         work()
+    except Interrupted as error:
+        raise UsageError(f"{str(error).partition(';')[0]}; the same command goes on from there") from None
     except ValueError as error:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:

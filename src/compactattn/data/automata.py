@@ -88,7 +88,8 @@ class RegularLanguages:
         return "".join(self.signs[token] for token in tokens)
 
     def read(self, text: str) -> list[int]:
-        """The tokens of strings such as "cafca|caf|ch"."""
+        """The tokens of strings such as "cafca|caf|ch"; spaces say nothing."""
+        text = text.replace(" ", "")
         for sign in text:
             if sign not in self.signs[:-1]:
                 raise ValueError(f"{sign!r} in {text!r} is no letter from a to {self.signs[self.letters[1] - 1]}, nor |")

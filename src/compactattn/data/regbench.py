@@ -40,7 +40,6 @@ Split = Literal["train", "validation", "test"]
 
 VERSION = 1  # of the arrays below: raise it with every change of what is drawn or kept
 EXAMPLES_AT_ONCE = 2048
-TRAINING_EXAMPLES = (1000, 2500, 5000, 10_000, 20_000, 40_000)  # the sizes that are tabulated
 
 
 @dataclass(frozen=True, eq=False)

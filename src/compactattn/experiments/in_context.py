@@ -79,6 +79,7 @@ RECIPES: Mapping[str, Recipe] = {
     "mamba": Recipe(4, 1),
 }
 WITH_KERNEL = ("mosaic", "transformer")
+WITH_HEADS = (*WITH_KERNEL, "retnet", "gla")
 GRID: Mapping[str, tuple[Any, ...]] = {  # Table "Hyperparameter space for the in-context learning experiment"
     "decay": (1e-1, 1e-2),
     "layers": (2, 4, 8),
@@ -102,7 +103,7 @@ def cpu_quick(model: str, examples: int) -> RunConfig:
     changes = {"states": [4, 6], "letters": [4, 8], "strings": [6, 10], "string_length": [1, 12]}
     config = _configure(model, Data(examples, changes), epochs=20, batch=32, patience=0)
     layers = {"transformer": 2, "gla": 2}.get(model, config.model.layers)
-    small = {"width": 64, "heads": min(4, config.model.heads), "layers": layers, "slots": 64}
+    small = {"width": 64, "heads": min(4, config.model.heads), "layers": layers}
     training = {"rate": 3e-3, "final_rate": 3e-4, "precision": "fp32", "compile": "none", "graph": False}
     return vary(config, model=small, training=training)
 
@@ -132,12 +133,12 @@ def _configure(model: str, data: Data, *, epochs: int, batch: int, patience: int
 
 
 def list_grid(config: RunConfig) -> Iterator[RunConfig]:
-    """The config at every point of the paper's search space."""
-    for values in product(*GRID.values()):
-        point = dict(zip(GRID, values, strict=True))
-        yield vary(
-            config, model={name: point[name] for name in ("layers", "width", "heads")}, training={"decay": point["decay"]}
-        )
+    """The config at every point of the paper's search space; a model without heads keeps its own number."""
+    grid = {**GRID, "heads": GRID["heads"] if config.model.architecture in WITH_HEADS else (config.model.heads,)}
+    for values in product(*grid.values()):
+        point = dict(zip(grid, values, strict=True))
+        sizes = {name: value for name, value in point.items() if name != "decay"}
+        yield vary(config, model=sizes, training={"decay": point["decay"]})
 
 
 def write_recipe(config: RunConfig) -> dict[str, Any]:
@@ -153,8 +154,8 @@ def apply_recipe(config: RunConfig, path: Path) -> RunConfig:
         decay, *sizes = (recipe[name] for name in GRID)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no recipe ({error!r}); a recipe has {', '.join(GRID)}") from None
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is no recipe; a recipe has {', '.join(GRID)}, as a search writes them") from None
     return vary(config, model=dict(zip(list(GRID)[1:], sizes, strict=True)), training={"decay": decay})
 
 

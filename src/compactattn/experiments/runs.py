@@ -18,7 +18,7 @@ from compactattn.training.config import FREE, RunConfig, RunError, differences
 from compactattn.training.distributed import choose_device
 from compactattn.training.files import replace_durably
 from compactattn.training.records import read_metrics
-from compactattn.training.selection import Selection, chosen
+from compactattn.training.selection import BEST, Selection
 
 EVALUATION = "evaluation.jsonl"
 
@@ -48,7 +48,7 @@ class Trained(NamedTuple):
 def open_run(folder: Path, device: str = "auto") -> Trained:
     """The model of a run with the weights of its best validation, or else of its checkpoint, in evaluation mode."""
     where = choose_device(device)
-    config, saved = load_config(folder), load(chosen(folder))
+    config, saved = load_config(folder), load(find_best(folder))
     if changed := differences(config, saved.config, ignore=FREE):
         raise RunError(f"{folder}/config.json is not the config of its checkpoint ({'; '.join(changed)}); restore it")
     model = build(config.model)
@@ -56,11 +56,25 @@ def open_run(folder: Path, device: str = "auto") -> Trained:
     return Trained(config, model.to(where).eval(), saved.step)
 
 
+def find_best(folder: Path) -> Path:
+    """Where the weights of the lowest validation loss are; a run that does not validate by loss has only its last ones.
+
+    The run's own checkpoint may be the best, where it was killed before it could copy it to best/.
+    """
+    best = Selection.of(read_metrics(folder), 0, checkpoint.step_of(folder)).step
+    if not best:
+        return folder
+    for place in (folder / BEST, folder):
+        if checkpoint.exists(place) and checkpoint.step_of(place) == best:
+            return place
+    raise RunError(f"{folder} has no weights of step {best}, its best; restore a copy of the run, or train again")
+
+
 def is_trained(folder: Path, config: RunConfig) -> bool:
     """Whether a run has done all its steps, or has stopped for want of a better validation."""
     if not checkpoint.exists(folder):
         return False
-    step = load(folder).step
+    step = checkpoint.step_of(folder)
     return step == config.training.steps or Selection.of(read_metrics(folder), config.training.patience, step).exhausted
 
 

@@ -24,7 +24,8 @@ class Cache(NamedTuple):
 class LanguageModel(nn.Module):
     """logits = scale · E norm(blocks(E[tokens])), with one embedding E for input and output.
 
-    Memory Mosaics: E is N(0, 1), scale = 1/√C, no positions. GPT-2: E is N(0, 0.02²), scale = 1.
+    Memory Mosaics: E is N(0, 1), scale = 1/√C, no positions; untrained they expect the token they have just read.
+    GPT-2 and all others: E is N(0, 0.02²), scale = 1.
     """
 
     def __init__(self, config: ModelConfig) -> None:

@@ -139,11 +139,17 @@ def list_test_sets(lines: Sequence[Line[Any, Any]], column: str) -> list[str]:
 
 def list_interrupted(lines: Sequence[Line[Any, Any]]) -> list[str]:
     return [
-        f"{line.label}, seed {run.config.seed}, stopped after {run.steps:,} of its {run.config.training.steps:,} steps"
+        f"{line.label}{_name_size(run)}, seed {run.config.seed}, stopped after {run.steps:,} of its"
+        f" {run.config.training.steps:,} steps"
         for line in lines
         for run in line.runs
         if 0 < run.steps < run.config.training.steps and not _lost_patience(run)
     ]
+
+
+def _name_size(run: Run) -> str:
+    examples = run.config.data.get("examples")
+    return f", {examples:,} examples" if isinstance(examples, int) else ""
 
 
 def _lost_patience(run: Run) -> bool:

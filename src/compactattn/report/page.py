@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from compactattn.models.config import ModelConfig
+from compactattn.models.language_model import build
 from compactattn.report import maps, palette, svg
 from compactattn.report.inspection import Inspection
 from compactattn.report.lines import Line, span
@@ -145,6 +150,8 @@ def _write_making(sections: list[Section], runs: Sequence[Run]) -> str:
     )
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     summary = f"{count}, {_duration(total)} of training in all. Every number is from the files they wrote."
+    left_out = ", ".join(run.source for run in runs if not run.evaluation)
+    summary += f" Not evaluated, so not shown: {left_out}." if left_out else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     table = f'<div class="table runs"><div class="scroll">{table}</div></div>'
     configs = _fold("Configs", configs) if len(runs) > FOLDED else configs
@@ -171,7 +178,26 @@ def _list(items: Sequence[str]) -> str:
 
 # -- how it was made -----------------------------------------------------------------------------
 
-MAKING = ("Task", "Variant", "Seed", "Steps", "Batch", "Precision", "Wall time", "Hardware", "Torch", "Commit", "Started")
+MAKING = (
+    "Task",
+    "Variant",
+    "Parameters",
+    "Seed",
+    "Steps",
+    "Batch",
+    "Precision",
+    "Wall time",
+    "Hardware",
+    "Torch",
+    "Commit",
+    "Started",
+)
+
+
+@cache
+def count_parameters(model: ModelConfig) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build(model).parameters())
 
 
 def _unique_lines(sections: list[Section]) -> list[tuple[Section, Line[Any, Any]]]:
@@ -191,6 +217,7 @@ def _list_runs(sections: list[Section]) -> list[list[str]]:
         [
             name_task(section, run),
             line.label,
+            f"{count_parameters(run.config.model):,}",
             str(run.config.seed),
             _steps(run),
             f"{run.config.training.batch:,}",

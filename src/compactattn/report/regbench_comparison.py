@@ -69,7 +69,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        return paper.TITLE
+        return f"a changed {paper.TITLE}" if self.changes else paper.TITLE
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -115,21 +115,24 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
-    """All comparisons that the runs allow, the published one first."""
+    """All comparisons that the runs allow, the published one first; another split only where no run has the test split."""
     groups: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
         changes = json.dumps(run.config.data.get("changes", {}), sort_keys=True)
         for split in sorted({row.split for row in run.evaluation if isinstance(row, Scored)}):
             groups.setdefault((split, changes), []).append(run)
+    groups = {
+        (split, changes): found
+        for (split, changes), found in groups.items()
+        if split == SPLIT or (SPLIT, changes) not in groups
+    }
     found = [Comparison(split, json.loads(changes), _make_lines(group, split)) for (split, changes), group in groups.items()]
     return sorted(found, key=lambda c: (not c.published, bool(c.changes), c.split != SPLIT, c.split, str(c.changes)))
 
 
-def count_steps_per_epoch(run: Run) -> float:
-    """Steps in a pass over the training examples: those between validations where they fit, which come once an epoch."""
-    share = run.config.data.get("examples", 0) / run.config.training.batch
-    every = run.config.training.validate_every
-    return every if every and abs(every - share) <= 1 else max(1, round(share))
+def count_epochs(run: Run, steps: int) -> float:
+    """How often that many steps go through the training examples."""
+    return steps * run.config.training.batch / max(1, run.config.data.get("examples", 0))
 
 
 def _read_recipe(run: Run) -> lines.Recipe:
@@ -137,7 +140,7 @@ def _read_recipe(run: Run) -> lines.Recipe:
     recipe = lines.read_recipe(run)
     training = recipe["training"]
     steps, warmup = training.pop("steps"), training.pop("warmup")
-    training["epochs"] = f"{steps / count_steps_per_epoch(run):.3g}"
+    training["epochs"] = round(count_epochs(run, steps))
     training["warm-up share"] = f"{warmup / steps:.1g}"
     return recipe
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from compactattn.report.evaluations import Bins
 from compactattn.report.figures import BANDS, LINE_HEIGHT, STYLE, WIDTH, name_ends
 from compactattn.report.palette import FAINT, MUTED, look_of
-from compactattn.report.regbench_comparison import MEASURES, Comparison, Line, count_steps_per_epoch
+from compactattn.report.regbench_comparison import MEASURES, Comparison, Line, count_epochs
 from compactattn.report.runs import Run
 
 FEW = 0.02  # of the fullest bin, below which a bin of positions is too thin to be drawn
@@ -198,7 +198,7 @@ def draw_validation(comparison: Comparison, size: int) -> Figure | None:
 
 
 def _by_epoch(run: Run) -> list[tuple[float, float]]:
-    return [(step / count_steps_per_epoch(run), loss) for step, loss in run.validations]
+    return [(count_epochs(run, step), loss) for step, loss in run.validations]
 
 
 def _one_panel(lines: int) -> tuple[Figure, Axes]:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Sequence
 
 from compactattn.kernels import gaussian
 from compactattn.report import regbench_paper as paper
+from compactattn.report.evaluations import Reference
 from compactattn.report.finding import Finding
 from compactattn.report.lines import list_interrupted, list_precisions, list_test_sets, span
 from compactattn.report.paper import Variant
-from compactattn.report.regbench_comparison import MEASURES, NAMES, Comparison, Gap, Line, Spread, count_steps_per_epoch
+from compactattn.report.regbench_comparison import MEASURES, NAMES, Comparison, Gap, Line, Spread, count_epochs
 
 BASE = Variant("mosaic", gaussian())
 
@@ -21,6 +22,7 @@ def find(comparison: Comparison) -> Finding:
         _state_best(comparison),
         *_state_kernels(comparison),
         *_state_baselines(comparison),
+        *_state_chance(comparison, size),
         *_state_seeds(comparison),
     ]
     return Finding(_state_headline(comparison, size), details)
@@ -126,9 +128,19 @@ def _state_baselines(comparison: Comparison) -> list[str]:
         other = _top(_baselines(comparison, size), size)
         if mosaic is not None and other is not None:
             gap = mosaic.cells[size].accuracy.mean - other.cells[size].accuracy.mean
-            side = "ahead of" if gap >= 0 else "behind"
-            parts.append(f"{_points(abs(gap))} {side} {_name(other)} with {size:,} examples")
+            side = f"{_points(abs(gap))} {'ahead of' if gap > 0 else 'behind'}" if gap else "level with"
+            parts.append(f"{side} {_name(other)} with {size:,} examples")
     return [f"In accuracy the best Memory Mosaic is {', '.join(parts)}."] if parts else []
+
+
+def _state_chance(comparison: Comparison, size: int) -> list[str]:
+    """That counting in the context does better, where it does."""
+    best = comparison.best(size, "accuracy").cells[size].accuracy.mean
+    better = [r for r in _references(comparison) if "gram" in r.name and r.accuracy > best]
+    said = [f"{reference.name} reaches {100 * reference.accuracy:.1f} %" for reference in better]
+    return (
+        [f"Without any training {' and '.join(said)} there, so little has been learnt with {size:,} examples."] if said else []
+    )
 
 
 def _state_seeds(comparison: Comparison) -> list[str]:
@@ -213,7 +225,7 @@ def list_departures(comparison: Comparison) -> list[str]:
     runs = [run for line in comparison.lines for run in line.runs]
     trainings, models = [run.config.training for run in runs], [run.config.model for run in runs]
     ours: dict[str, tuple[Sequence[float], tuple[float, ...]]] = {
-        "epochs at most": ([round(run.config.training.steps / count_steps_per_epoch(run)) for run in runs], (paper.EPOCHS,)),
+        "epochs at most": ([round(count_epochs(run, run.config.training.steps)) for run in runs], (paper.EPOCHS,)),
         "batch": ([t.batch for t in trainings], (paper.BATCH,)),
         "learning rate": ([t.rate for t in trainings], (paper.RATE,)),
         "weight decay": ([t.decay for t in trainings], paper.SEARCHED["weight decay"]),
@@ -246,17 +258,11 @@ def _points(gap: float) -> str:
 
 
 def list_references(comparison: Comparison) -> list[str]:
-    """What predictors that have learnt nothing reach on the same test set, in one sentence; none where no run noted it."""
-    found = {
-        reference.name: reference
-        for line in comparison.lines
-        for rows in line.rows.values()
-        for row in rows
-        for reference in row.references
-    }
-    said = [f"{name} {100 * r.accuracy:.1f} % and {100 * r.tvd:.1f} %" for name, r in found.items()]
-    return (
-        [f"For reference, accuracy and TVD of what has learnt nothing, on the same examples: {'; '.join(said)}."]
-        if said
-        else []
-    )
+    """What is reached without training on the same test set, in one sentence; none where no run noted it."""
+    said = [f"{r.name} {100 * r.accuracy:.1f} % and {100 * r.tvd:.1f} %" for r in _references(comparison)]
+    return [f"For reference, accuracy and TVD on the same examples without training: {'; '.join(said)}."] if said else []
+
+
+def _references(comparison: Comparison) -> list[Reference]:
+    rows = (row for line in comparison.lines for rows in line.rows.values() for row in rows)
+    return list({reference.name: reference for row in rows for reference in row.references}.values())

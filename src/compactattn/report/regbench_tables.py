@@ -10,7 +10,7 @@ from html import escape
 
 from compactattn.report import regbench_paper as paper
 from compactattn.report.lines import span
-from compactattn.report.regbench_comparison import MEASURES, Comparison, Gap, Line, count_steps_per_epoch
+from compactattn.report.regbench_comparison import MEASURES, Comparison, Gap, Line, count_epochs
 from compactattn.report.tables import NONE, join_html, join_markdown, name_row
 
 OPEN, KNOWN = "†", "‡"
@@ -21,7 +21,7 @@ def describe(comparison: Comparison) -> str:
     """What the table shows and from how many seeds, epochs and samples."""
     runs = [run for line in comparison.lines for run in line.runs]
     seeds = span(cell.accuracy.seeds for line in comparison.lines for cell in line.cells.values())
-    epochs = span(round(run.config.training.steps / count_steps_per_epoch(run)) for run in runs)
+    epochs = span(round(count_epochs(run, run.config.training.steps)) for run in runs)
     samples = span(n for line in comparison.lines for n in line.samples)
     best = "" if seeds == "1" else ": mean over seeds, the best seed as superscript where there are several"
     text = (

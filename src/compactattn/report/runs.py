@@ -59,14 +59,14 @@ class Run:
         return [replace(row, step=row.step or self.steps) for row in found.values()]
 
     def to_json(self) -> dict[str, Any]:
-        """The compact line of this run: everything a report needs, with at most `POINTS` points of a curve."""
+        """The compact line of this run: everything a report needs, with at most `POINTS` points of the training loss."""
         return {
             "config": json.loads(self.config.to_json()),
             "environment": dict(self.environment),
             "steps": self.steps,
             "wall_seconds": round(self.wall_seconds, 1),
-            "losses": _shorten(self.losses),
-            **({"validations": _shorten(self.validations)} if self.validations else {}),
+            "losses": _round(thin(self.losses, POINTS)),
+            **({"validations": _round(self.validations)} if self.validations else {}),
             "evaluation": [asdict(row) for row in self.evaluation],
         }
 
@@ -78,8 +78,8 @@ def thin(points: Sequence[tuple[int, float]], count: int) -> list[tuple[int, flo
     return [(part[-1][0], sum(loss for _, loss in part) / len(part)) for part in stretches]
 
 
-def _shorten(curve: Sequence[tuple[int, float]]) -> list[list[float]]:
-    return [[step, float(f"{loss:.5g}")] for step, loss in thin(curve, POINTS)]
+def _round(curve: Sequence[tuple[int, float]]) -> list[list[float]]:
+    return [[step, float(f"{loss:.5g}")] for step, loss in curve]
 
 
 # -- reading -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -132,9 +133,8 @@ def _beside_paper(sentences: Sequence[str], picture: Picture | None, missing: Se
 
 
 def _make_regbench(compared: regbench_comparison.Comparison) -> Section:
-    changed = ", ".join(f"{field} {value}" for field, value in compared.changes.items())
-    title = compared.title + (f", {changed}" if changed else "")
-    name = _slug("-".join([compared.title, changed] if changed else [compared.title]))
+    title = compared.title[0].upper() + compared.title[1:]
+    name = _slug(title) + (f"-{zlib.crc32(repr(compared.changes).encode()):08x}" if compared.changes else "")
     name += "" if compared.split == regbench_comparison.SPLIT else f"-{_slug(compared.split)}"
     pictures = _draw_regbench(compared, name)
     grid = Grid(

@@ -142,6 +142,11 @@ def exists(folder: Path) -> bool:
     return (folder / POINTER).exists()
 
 
+def step_of(folder: Path) -> int:
+    """The step of the checkpoint in that folder, without reading it."""
+    return int(_read_pointer(folder)[0].removeprefix("step-").removesuffix(".safetensors"))
+
+
 def _own_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and kept buffers by name; one that has two names goes by its first."""
     first: dict[int, str] = {}

@@ -319,14 +319,17 @@ class Loop:
 
     def run_validation(self, step: int) -> None:
         assert self.validate is not None
+        began = time.monotonic()
         self.model.eval()
+        bf16 = self.config.training.precision == "bf16" and self.group.device.type == "cuda"  # as an evaluation computes
         # batches of another size: to compile for them would take longer than to do without
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), torch.autocast("cuda", torch.bfloat16, enabled=bf16):
             results = {name: float(value) for name, value in self.validate(self.model).items()}
         self.model.train()
         if self.records is not None:
             self.records.metric({"step": step, "validation": results})
         self.select(step, results.get("loss"))
+        self.clock += time.monotonic() - began  # the speed is that of training
         if self.board is not None:
             for name, value in results.items():
                 self.board.add_scalar(f"validation/{name}", value, step)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 BEST = "best"  # the subfolder of a run that keeps the checkpoint of its lowest validation loss
@@ -25,13 +24,13 @@ class Selection:
         """The state after the lines of metrics.jsonl up to step `last`."""
         selection = Selection(patience)
         for line in lines:
-            loss = line.get("validation", {}).get("loss")
-            if loss is not None and line["step"] <= last:
-                selection.add(line["step"], loss)
+            validation = line.get("validation", {})
+            if "loss" in validation and line["step"] <= last:
+                selection.add(line["step"], math.nan if validation["loss"] is None else validation["loss"])
         return selection
 
     def add(self, step: int, loss: float) -> bool:
-        """Whether this loss is the lowest so far; of two that are equal the first stays the best."""
+        """Whether this loss is the lowest so far; of two that are equal the first stays the best, and NaN is never it."""
         if loss < self.loss:
             self.loss, self.step, self.waited = loss, step, 0
             return True
@@ -41,8 +40,3 @@ class Selection:
     @property
     def exhausted(self) -> bool:
         return 0 < self.patience <= self.waited
-
-
-def chosen(folder: Path) -> Path:
-    """Where the weights of a run are that should be used: those of its best validation, if it kept them."""
-    return folder / BEST if (folder / BEST).is_dir() else folder

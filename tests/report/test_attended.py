@@ -17,7 +17,7 @@ WORDS = ("<b>", "a|b", " fox", "\n", "end")
 def make_summary():
     h = torch.tensor([torch.nan, 0.5, 0.5, 0.5, 0.25])
     used = (Used(2, " fox", 0.81), Used(0, "<b>", 0.186), Used(1, "a|b", 0.004))
-    heads = [HeadSummary(0, 0, 0.5, 2.0, h, used), HeadSummary(1, 0, 0.25, 3.0, h, used), HeadSummary(1, 1, 0.75, 1.0, h, ())]
+    heads = [HeadSummary(0, 0, 0.9, 5.0, h, used), HeadSummary(1, 0, 0.25, 3.0, h, used), HeadSummary(1, 1, 0.75, 1.0, h, ())]
     return Summary(WORDS, 4, tuple(heads))
 
 

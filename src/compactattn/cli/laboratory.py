@@ -122,7 +122,10 @@ def generate(
     """
     if tokens < 1 or temperature < 0:
         raise UsageError(f"tokens = {tokens} must be at least 1, and temperature = {temperature} at least 0")
-    _commands_of(run).answer(run, prompt, tokens, temperature, seed, device)
+    try:
+        _commands_of(run).answer(run, prompt, tokens, temperature, seed, device)
+    except ValueError as error:  # as where learned positions come to their end
+        raise UsageError(str(error)) from error
 
 
 def _commands_of(run: Path) -> Any:

@@ -211,10 +211,12 @@ def test_a_damaged_run_is_told_in_one_sentence(run, capsys, tmp_path):
         assert words.partition(":")[0] in refuse(["evaluate", str(copy), "--lengths", "32", "--samples", "5"], capsys)
 
 
-def test_learned_positions_reach_to_the_longest_test(tmp_path):
+def test_learned_positions_reach_to_the_longest_test_and_their_end_is_told_in_one_sentence(tmp_path, capsys):
     command = ["train", "length-gen", "--task", "copy", "--model", "transformer", "--positions", "learned", "--no-evaluate"]
     cli.main([*command, *TINY, "--out", str(tmp_path / "run")])
     assert json.loads((tmp_path / "run" / "config.json").read_text())["model"]["longest"] == 48 + 2 + 48 + 1
+    said = refuse(["generate", str(tmp_path / "run"), "--prompt", "1 " * 98, "--device", "cpu"], capsys)
+    assert said == "compactattn: a prompt of 100 tokens is longer than the 99 this model learned positions for"
 
 
 def test_a_sweep_evaluates_the_finished_model_and_not_an_earlier_one(tmp_path):

@@ -195,11 +195,12 @@ def test_released_plain_path_applies_the_bandwidth_twice():
 
 def test_a_look_shows_the_weights_with_their_exact_zeros():
     memory, x = make("sparsemax"), torch.randn(2, 140, WIDTH, dtype=torch.float64)
-    w, readout = memory.inspect(x)
+    w, readout, legal = memory.inspect(x)
     assert w.shape == (2, HEADS, 140, 140)
     torch.testing.assert_close(w[:, :, 1:].sum(-1), torch.ones(2, HEADS, 139).double())
     assert bool((w.triu() == 0).all())
     assert torch.equal((w > 0).sum(-1).int(), readout.support)
+    assert torch.equal(legal, torch.arange(140).expand(2, HEADS, -1))
     (_, _, v, _), _ = memory.features(x, None)
     torch.testing.assert_close(memory.to_output((w @ v).transpose(1, 2).flatten(2)), memory(x), rtol=1e-10, atol=1e-10)
 

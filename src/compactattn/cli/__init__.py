@@ -9,6 +9,7 @@ Examples:
   compactattn report RUN ... --out report
   compactattn resume RUN               go on after Ctrl-C
   compactattn generate RUN             let a model answer a prompt
+  compactattn inspect RUN              which words each head used, and how sparse each layer is
   compactattn bench attention          time every kernel on this GPU, beside its peers
   compactattn models                   named sizes with their parameters
   compactattn kernels                  every kernel: how to call it, what it computes
@@ -29,7 +30,7 @@ import sys
 from collections.abc import Sequence
 
 import compactattn
-from compactattn.cli import bench, family, laboratory  # noqa: F401  registers the commands
+from compactattn.cli import bench, family, inspection, laboratory  # noqa: F401  registers the commands
 from compactattn.cli.app import UsageError, app
 from compactattn.training.config import RunError
 from compactattn.training.distributed import leads

@@ -126,7 +126,10 @@ def generate(
     require_counts(tokens=(tokens, 1))
     if not temperature >= 0:
         raise UsageError(f"temperature = {temperature} must be at least 0")
-    _commands_of(run).answer(run, prompt, tokens, temperature, seed, device)
+    try:
+        _commands_of(run).answer(run, prompt, tokens, temperature, seed, device)
+    except ValueError as error:  # as where learned positions come to their end
+        raise UsageError(str(error)) from error
 
 
 def _commands_of(run: Path) -> Any:

@@ -18,6 +18,7 @@ from compactattn.cli.app import UsageError, prepare_folder
 from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.runs import open_run
 from compactattn.experiments.sweep import Job, finish, finish_all
+from compactattn.memory.inspection import summarise
 from compactattn.training import checkpoint
 from compactattn.training.config import RunConfig, vary
 from compactattn.training.distributed import leads
@@ -137,12 +138,13 @@ def _inspect(runs: Sequence[Path], device: str) -> list[Any]:
         trained = open_run(folder, device)
         tokens, words = experiment_of(config).example(config)
         with torch.inference_mode():
-            weights, readout = trained.model.inspect(torch.tensor([tokens], device=trained.device))[-1]
+            looks = trained.model.inspect(torch.tensor([tokens], device=trained.device))
+        weights, readout, _ = looks[-1]
         head = int(readout.support[0].float().mean(-1).argmin())  # the head that looks at the fewest keys
         found[config.model.kernel] = Inspection(
             config.model.kernel, config.model.layers - 1, head, weights[0, head].cpu().numpy(),
             readout.support[0].cpu().numpy(), readout.bandwidth[0].cpu().numpy(),
-            words,
+            words, summarise(looks, words),
         )  # fmt: skip
     return list(found.values())
 

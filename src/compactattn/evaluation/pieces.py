@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ HEAD_ROWS = 2**12  # positions whose logits exist at one time
 Found = TypeVar("Found")
 
 
+@runtime_checkable
 class Batches(Protocol):
     """Samples in a fixed order, all of one width."""
 
@@ -29,11 +30,17 @@ def device_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
-def samples_per_batch(test_set: Batches, device: torch.device, tokens: int | None = None) -> int:
-    """How many samples fit into a budget of tokens, or into what suits the device; at least one."""
+def tokens_budget(device: torch.device, tokens: int | None = None) -> int:
+    """How many tokens a batch may hold: what was asked for, or what suits the device."""
     budget = TOKENS_PER_BATCH.get(device.type, TOKENS_PER_BATCH["cpu"]) if tokens is None else tokens
     if budget < 1:
         raise ValueError(f"tokens_per_batch = {budget} must be at least 1")
+    return budget
+
+
+def samples_per_batch(test_set: Batches, device: torch.device, tokens: int | None = None) -> int:
+    """How many samples fit into a budget of tokens, or into what suits the device; at least one."""
+    budget = tokens_budget(device, tokens)
     width = next(iter(test_set.batches(1))).inputs.shape[1]
     return max(1, min(test_set.samples, budget // width))
 
@@ -82,6 +89,10 @@ def _take(batch: Batch, first: int, end: int) -> Batch:
     return Batch(*(field[first:end] for field in batch))
 
 
-def apply_head(model: Any, hidden: Tensor, use: Callable[[Tensor], Tensor]) -> Tensor:
-    """What `use` makes of the logits of hidden states (N, C), with a bounded number of logits at a time."""
-    return torch.cat([use(model.head(part)) for part in hidden.split(HEAD_ROWS)])
+def apply_head(model: Any, hidden: Tensor, use: Callable[..., Tensor], *along: Tensor, rows: int = HEAD_ROWS) -> Tensor:
+    """What `use` makes of the logits of hidden states (N, C), with those of at most `rows` at a time.
+
+    `use` also gets the same rows of each tensor of `along`.
+    """
+    parts = zip(*(x.split(rows) for x in (hidden, *along)), strict=True)
+    return torch.cat([use(model.head(part), *others) for part, *others in parts])

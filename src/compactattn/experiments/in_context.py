@@ -222,6 +222,12 @@ def example(config: RunConfig) -> tuple[list[int], list[str]]:
     return tokens, [test.languages.render([token]) for token in tokens]
 
 
+def read(config: RunConfig, text: str) -> tuple[list[int], list[str]]:
+    """The tokens of strings such as "cafca|caf|ch", and their letters."""
+    tokens = Data.of(config).make_languages().read(text)
+    return tokens, list(text)
+
+
 class Beginning(NamedTuple):
     """Strings to go on from and, where they are of a test language, its edges (S, A) and the state they lead to."""
 

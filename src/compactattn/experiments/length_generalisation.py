@@ -132,6 +132,14 @@ def example(config: RunConfig) -> tuple[list[int], list[str]]:
     return tokens, [data.make_task().render([token]) for token in tokens]
 
 
+def read(config: RunConfig, text: str) -> tuple[list[int], list[str]]:
+    """The tokens of a prompt, and of what follows its <sep>, in the words of the task."""
+    task = Data.of(config).make_task()
+    prompt, _, answer = text.partition("<sep>")
+    tokens = [*task.read_prompt(prompt), *task.read(answer)]
+    return tokens, [task.render([token]) for token in tokens]
+
+
 Progress = Callable[[int, int, int], None]  # length, samples done, samples in all
 
 

@@ -27,6 +27,10 @@ class Experiment(Protocol):
         """The tokens that a model reads of the first test example, and the words to show for them."""
         ...
 
+    def read(self, config: RunConfig, text: str) -> tuple[list[int], list[str]]:
+        """The tokens of a text that a person typed, and the words to show for them; a ValueError tells what is no word."""
+        ...
+
     def complete_evaluation(self, config: RunConfig, folder: Path, samples: int, device: str = "auto") -> None:
         """Evaluates a trained run where it has not been."""
         ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -87,11 +88,14 @@ class LanguageModel(nn.Module):
 
     def inspect(self, tokens: Tensor) -> list[Look]:
         """What the mixer of every block attends to."""
-        x, looks = self._embed(tokens, 0), []
+        return list(self.looks(tokens))
+
+    def looks(self, tokens: Tensor) -> Iterator[Look]:
+        """The same one block after another: the weights of a layer are (B, H, T, T), which is much for a long text."""
+        x = self._embed(tokens, 0)
         for block in self.blocks:
-            looks.append(block.inspect(x))  # type: ignore[operator]
+            yield block.inspect(x)  # type: ignore[operator]
             x = block(x)
-        return looks
 
     def _embed(self, tokens: Tensor, start: int) -> Tensor:
         x = self.embedding(tokens)

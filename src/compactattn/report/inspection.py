@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from compactattn.kernels import parse
+from compactattn.memory.inspection import Summary
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Inspection:
     support: np.ndarray  # (H, Q): keys with non-zero weight
     bandwidth: np.ndarray  # (H, Q)
     tokens: Sequence[str] = field(default=())  # one for each position, or none
+    summary: Summary | None = None  # which words each head used at one position
 
     def __post_init__(self) -> None:
         parse(self.kernel)

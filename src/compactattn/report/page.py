@@ -14,9 +14,10 @@ import torch
 
 from compactattn.models.config import ModelConfig
 from compactattn.models.language_model import build
-from compactattn.report import maps, palette, svg
+from compactattn.report import attended, maps, palette, svg
 from compactattn.report.inspection import Inspection
 from compactattn.report.lines import Line, span
+from compactattn.report.paper import name_kernel
 from compactattn.report.runs import Run
 from compactattn.report.sections import Grid, Heading, Items, Part, Picture, Section, Sentences, make_sections, name_task
 
@@ -36,7 +37,8 @@ def write_report(runs: Sequence[Run], out: Path | str, inspections: Sequence[Ins
     inside = _draw_inside(inspections or [])
     out = Path(out)
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    for picture in [*(picture for section in sections for picture in section.pictures), *inside]:
+    seen = (part for part in inside if isinstance(part, Picture))
+    for picture in [*(picture for section in sections for picture in section.pictures), *seen]:
         svg.save(picture.figure, out / "figures" / picture.name)
     (out / "report.md").write_text(_write_markdown(sections, inside, runs), encoding="utf-8")
     page = out / "index.html"
@@ -54,7 +56,7 @@ def check_evaluated(runs: Sequence[Run]) -> None:
 # -- contents ------------------------------------------------------------------------------------
 
 
-def _draw_inside(inspections: Sequence[Inspection]) -> list[Picture]:
+def _draw_inside(inspections: Sequence[Inspection]) -> list[Part]:
     if not inspections:
         return []
     weights = (
@@ -69,13 +71,28 @@ def _draw_inside(inspections: Sequence[Inspection]) -> list[Picture]:
         Picture("attention", maps.draw_attention(inspections), weights),
         Picture("support", maps.draw_support(inspections), support),
         Picture("heads", maps.draw_heads(inspections), "Keys used and bandwidth, for every head at every position."),
+        *_list_words(inspections),
     ]
+
+
+def _list_words(inspections: Sequence[Inspection]) -> list[Part]:
+    """Which words each head used, a table for each kernel, folded away on the page."""
+    grids = [
+        Grid(
+            _fold(escape(f"{name_kernel(one.kernel)}, layer {one.layer + 1}"), attended.format_html(one.summary, one.layer)),
+            attended.format_markdown(one.summary, one.layer),
+            f"{name_kernel(one.kernel)}. {attended.describe(one.summary, one.layer)}",
+        )
+        for one in inspections
+        if one.summary is not None
+    ]
+    return [Heading("The words that each head used"), *grids] if grids else []
 
 
 # -- HTML ----------------------------------------------------------------------------------------
 
 
-def _write_page(sections: list[Section], inside: list[Picture], runs: Sequence[Run]) -> str:
+def _write_page(sections: list[Section], inside: list[Part], runs: Sequence[Run]) -> str:
     first = sections[0]
     style = palette.css_variables() + (files("compactattn.report") / "page.css").read_text(encoding="utf-8")
     titles = [f"{name}: {', '.join(subjects)}" for name, subjects in _list_experiments(sections).items()]
@@ -129,10 +146,10 @@ def _write_part(part: Part) -> str:
             return _list(part.items)
 
 
-def _write_inside(inside: list[Picture]) -> str:
+def _write_inside(inside: list[Part]) -> str:
     if not inside:
         return _paragraph([NOTHING_INSIDE])
-    return '<section id="inside"><h2>Attention from inside</h2>' + "".join(map(_show, inside)) + "</section>"
+    return '<section id="inside"><h2>Attention from inside</h2>' + "".join(map(_write_part, inside)) + "</section>"
 
 
 def _write_making(sections: list[Section], runs: Sequence[Run]) -> str:
@@ -270,12 +287,12 @@ def _duration(seconds: float) -> str:
 # -- Markdown ------------------------------------------------------------------------------------
 
 
-def _write_markdown(sections: list[Section], inside: list[Picture], runs: Sequence[Run]) -> str:
+def _write_markdown(sections: list[Section], inside: list[Part], runs: Sequence[Run]) -> str:
     parts = [f"# {' · '.join(_list_experiments(sections))}"]
     for section in sections:
         parts += [f"## {_plain(section.title)} ({_plain(section.note)})", f"**{_plain(section.finding.headline)}**"]
         parts += [_plain(" ".join(section.finding.details)), *map(_mark_down, section.parts)]
-    parts += ["## Attention from inside", *map(_link, inside)] if inside else [NOTHING_INSIDE]
+    parts += ["## Attention from inside", *map(_mark_down, inside)] if inside else [NOTHING_INSIDE]
     rows = [MAKING, tuple("---" for _ in MAKING), *_list_runs(sections)]
     parts += ["## How it was made", "\n".join(f"| {' | '.join(map(_plain, row))} |" for row in rows)]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"

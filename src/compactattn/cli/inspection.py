@@ -1,0 +1,127 @@
+"""The command that shows attention from inside, word by word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import tyro
+from rich import box
+from rich.table import Table
+from rich.text import Text
+from tyro.conf import Positional
+
+from compactattn.cli.app import UsageError, app, console
+from compactattn.experiments.registry import experiment_of
+from compactattn.experiments.runs import open_run
+from compactattn.memory.inspection import HeadSummary, Summary, Used, summarise
+from compactattn.report.attended import format_weight, name_word
+from compactattn.training.distributed import choose_device
+
+MOST = 10  # words listed of a head
+PAPER, INK = (255, 255, 255), (0, 103, 168)  # behind a word of weight 0 and of weight 1
+LIGHT = 0.45  # the shade up to which dark letters read well
+NO_BANDWIDTH = "–"
+
+
+@app.command
+def inspect(
+    run: Positional[Path],
+    text: Annotated[str, tyro.conf.arg(aliases=("--prompt",))] = "",
+    layer: int | None = None,
+    head: int | None = None,
+    position: int | None = None,
+    device: str = "auto",
+) -> None:
+    """Show which past words each head really used, how far its kernel reached, and how sparse each layer is.
+
+    compactattn inspect runs/length-gen/mqmtar-sparsemax-0
+
+    compactattn inspect runs/length-gen/sort-sparsemax-0 --text "7 31 0 7 2 <sep> 0 2" --layer 1 --head 3
+
+    compactattn inspect runs/regbench/mosaic-biweight-1000-0 --text "cafca|caf|ch" --position 9
+
+    Layers, heads and positions are numbered from 1.
+
+    Args:
+        run: Folder of the run.
+        text: In the task's own words; by default the first of the test set.
+        layer: Whose heads to show; by default the last.
+        head: One head of the layer, with every word it used; by default all, with the heaviest words of each.
+        position: Of the word that looks back; by default the last.
+        device: auto, cpu or cuda.
+    """
+    choose_device(device)
+    trained = open_run(run, device)
+    experiment = experiment_of(trained.config)
+    try:
+        tokens, words = experiment.read(trained.config, text) if text else experiment.example(trained.config)
+        model = trained.config.model
+        at = _index("position", position, len(words), "words")
+        shown = _index("layer", layer, model.layers, "layers")
+        chosen = None if head is None else _index("head", head, model.heads, "heads")
+        with torch.inference_mode():
+            summary = summarise(trained.model.looks(torch.tensor([tokens], device=trained.device)), words, at)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    print_summary(summary, shown, chosen, unit=model.architecture == "mosaic")
+
+
+def _index(name: str, number: int | None, count: int, what: str) -> int:
+    """From 0, of a number from 1; the last where none is given."""
+    if number is None:
+        return count - 1
+    if not 1 <= number <= count:
+        raise UsageError(f"{name} = {number} is not there: the {what} are numbered from 1 to {count}")
+    return number - 1
+
+
+def print_summary(summary: Summary, layer: int, head: int | None, *, unit: bool) -> None:
+    """A table of the layers, and one of the heads of a layer; h has a meaning for unit keys only."""
+    terminal = console()
+    terminal.print(_tabulate_layers(summary, unit))
+    terminal.print(
+        f"\nLayer {layer + 1}: what {name_word(summary.words[summary.position])!r}, word {summary.position + 1} of"
+        f" {len(summary.words)}, looked back at; word@position and weight, exact zeros left out.\n",
+        markup=False,
+    )
+    heads = [one for one in summary.of(layer) if head in (None, one.head)]
+    terminal.print(_tabulate_heads(heads, summary.position, unit, MOST if head is None else len(summary.words)))
+
+
+def _tabulate_layers(summary: Summary, unit: bool) -> Table:
+    table = Table("layer", box=box.SIMPLE_HEAD, show_edge=False)
+    for name in ("zero weights, %", "keys a query", *(["h, median"] if unit else [])):
+        table.add_column(name, justify="right")
+    for layer in summary.layers:
+        numbers = [f"{100 * layer.zeros:.1f}", f"{layer.support:.1f}", *([f"{layer.bandwidth:.2f}"] if unit else [])]
+        table.add_row(str(layer.layer + 1), *numbers)
+    return table
+
+
+def _tabulate_heads(heads: Iterable[HeadSummary], position: int, unit: bool, most: int) -> Table:
+    table = Table("head", box=box.SIMPLE_HEAD, show_edge=False)
+    for name in ("zero weights, %", "keys here", *(["h here"] if unit else [])):
+        table.add_column(name, justify="right")
+    table.add_column("words used")
+    for head in heads:
+        h = float(head.bandwidth[position])
+        reach = [f"{h:.2f}" if h == h else NO_BANDWIDTH] if unit else []
+        table.add_row(str(head.head + 1), f"{100 * head.zeros:.1f}", str(len(head.used)), *reach, shade_words(head.used, most))
+    return table
+
+
+def shade_words(used: tuple[Used, ...], most: int) -> Text:
+    """The heaviest words, each on a ground as dark as its weight, and what the others weigh together."""
+    line = Text()
+    for word in used[:most]:
+        share = word.weight**0.5  # small weights would all look alike
+        ground = (round(light + share * (dark - light)) for light, dark in zip(PAPER, INK, strict=True))
+        style = f"{'black' if share < LIGHT else 'white'} on rgb({','.join(map(str, ground))})"
+        line.append(f" {name_word(word.word)}@{word.position + 1} ", style)
+        line.append(f" {format_weight(word.weight)}  ")
+    if rest := used[most:]:
+        line.append(f"and {len(rest)} more: {format_weight(sum(word.weight for word in rest))}", "dim")
+    return line if used else Text("none")

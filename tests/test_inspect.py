@@ -1,0 +1,117 @@
+"""`compactattn inspect`, as a person uses it."""
+
+import io
+
+import pytest
+import torch
+from rich.console import Console
+
+from compactattn import cli
+from compactattn.cli.inspection import shade_words
+from compactattn.experiments.registry import experiment_of
+from compactattn.experiments.runs import open_run
+from compactattn.memory.inspection import Used
+
+TINY = ["--layers", "2", "--width", "16", "--heads", "2", "--device", "cpu", "--no-evaluate"]
+PROMPT = "7 4 [1] 9 3 [0] [2] 7 4"
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COMPACTATTN_CACHE", str(folder / "cache"))
+        recall = ["train", "length-gen", *TINY, "--steps", "2", "--batch", "8"]
+        cli.main([*recall, "--kernel", "relumax", "--out", str(folder / "recall")])
+        cli.main([*recall, "--model", "transformer", "--positions", "learned", "--out", str(folder / "transformer")])
+        regbench = ["train", "regbench", *TINY, "--examples", "64", "--epochs", "1"]
+        cli.main([*regbench, "--kernel", "sparsemax", "--out", str(folder / "regbench")])
+        cli.main([*regbench, "--model", "gla", "--out", str(folder / "gla")])
+        yield folder
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+
+
+def inspect(run, capsys, *arguments):
+    cli.main(["inspect", str(run), "--device", "cpu", *arguments])
+    return capsys.readouterr().out
+
+
+def refuse(run, capsys, *arguments):
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["inspect", str(run), "--device", "cpu", *arguments])
+    assert exit.value.code == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    return said.removeprefix("compactattn: ")
+
+
+def test_the_words_shown_are_those_with_weight(runs, capsys):
+    shown = inspect(runs / "recall", capsys, "--text", PROMPT, "--layer", "2", "--head", "1", "--position", "9")
+    assert "Layer 2: what '7', word 9 of 11, looked back at" in shown
+    trained = open_run(runs / "recall", "cpu")
+    tokens, words = experiment_of(trained.config).read(trained.config, PROMPT)
+    assert words == ["<bos>", *PROMPT.split(), "<sep>"]
+    with torch.inference_mode():
+        w = trained.model.inspect(torch.tensor([tokens]))[1].weights[0, 0, 8]
+    expected = [f"{words[key]}@{key + 1}" for key in w.argsort(descending=True, stable=True).tolist() if w[key] != 0]
+    row = shown.splitlines()[-1].split()
+    assert row[0] == "1"
+    assert [word for word in row if "@" in word] == expected
+    assert int(row[2]) == len(expected)
+
+
+def test_by_default_the_last_word_and_the_last_layer_of_the_first_test_sequence_are_shown(runs, capsys):
+    shown = inspect(runs / "recall", capsys)
+    trained = open_run(runs / "recall", "cpu")
+    tokens, words = experiment_of(trained.config).example(trained.config)
+    assert f"Layer 2: what {words[-1]!r}, word {len(tokens)} of {len(tokens)}," in shown
+    layers, heads = shown.split("Layer 2")
+    assert [line.split()[0] for line in layers.splitlines()[2:] if line.strip()] == ["1", "2"]
+    assert [line.split()[0] for line in heads.splitlines()[4:]] == ["1", "2"]
+    assert "h here" in heads
+
+
+def test_what_follows_the_separator_can_be_shown(runs, capsys):
+    assert "what '9', word 13 of 13" in inspect(runs / "recall", capsys, "--prompt", f"{PROMPT} <sep> [2] 9")
+
+
+def test_strings_of_a_language_are_read_letter_by_letter(runs, capsys):
+    assert "Layer 2: what '|', word 4 of 6" in inspect(runs / "regbench", capsys, "--text", "caf|ch", "--position", "4")
+    assert "word" in inspect(runs / "regbench", capsys)
+
+
+def test_a_transformer_has_no_bandwidth_to_show(runs, capsys):
+    shown = inspect(runs / "transformer", capsys, "--text", PROMPT)
+    assert "keys here" in shown
+    assert "h here" not in shown
+    assert "h, median" not in shown
+    assert "<sep>@11" in shown  # a transformer sees the word itself
+
+
+def test_what_cannot_be_shown_is_told_in_one_sentence(runs, capsys):
+    recall = runs / "recall"
+    for option, number, words in (
+        ("layer", "3", "layer = 3 is not there: the layers are numbered from 1 to 2"),
+        ("head", "0", "head = 0 is not there: the heads are numbered from 1 to 2"),
+        ("position", "12", "position = 12 is not there: the words are numbered from 1 to 11"),
+    ):
+        assert refuse(recall, capsys, "--text", PROMPT, f"--{option}", number) == words
+    assert "'x'" in refuse(recall, capsys, "--text", "x")
+    assert "'z' in 'az' is no letter" in refuse(runs / "regbench", capsys, "--text", "az")
+    assert "learned positions for" in refuse(runs / "transformer", capsys, "--text", "1 " * 5000)
+    assert refuse(runs / "gla", capsys) == "GLA keeps a state and attends to nothing; only attention can be inspected"
+    assert "holds no run" in refuse(runs / "nowhere", capsys)
+
+
+def test_in_a_terminal_a_heavier_word_stands_on_a_darker_ground():
+    terminal = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=200, _environ={})
+    used = (Used(4, "fox", 1.0), Used(0, "[red]", 0.04), Used(2, "a", 0.001))
+    terminal.print(shade_words(used, 2))
+    shown = terminal.file.getvalue()
+    assert "48;2;0;103;168m fox@5 " in shown  # white on the full colour
+    assert "48;2;204;225;238m [red]@1 " in shown  # a fifth of the way to it, and not read as markup
+    assert "a@3" not in shown
+    assert "and 1 more: <.01" in shown

@@ -44,6 +44,14 @@ def test_pairs_of_low_rank_are_merged_first_within_words():
     assert tokenizer.vocab == len(ranks) + 1
 
 
+def test_words_are_cut_before_pairs_are_merged():
+    tokenizer, ranks = BytePairs("tiny", tiny_ranks()), read_ranks(tiny_ranks())
+    assert tokenizer.encode("12") == [ranks[b"12"]]
+    assert tokenizer.encode("x\n\n") == [ord("x"), ranks[b"\n\n"]]
+    assert tokenizer.encode("x\n\ny") == [ord("x"), 10, 10, ord("y")]  # the last space before a word stands alone
+    assert tokenizer.encode("'the") == [ord("'"), ord("t"), ranks[b"he"]]  # 't is a word
+
+
 def test_the_end_of_text_is_no_text(tokenizer):
     assert tokenizer.end not in tokenizer.encode("<|endoftext|>")
     assert tokenizer.decode([tokenizer.end]) == "<|endoftext|>"

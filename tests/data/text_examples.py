@@ -7,12 +7,12 @@ import json
 
 from compactattn.data import tokenizers
 
-MERGES = [b"he", b"ll", b"hell", b"hello", b" w", b"or", b" wor", b"ld", b" world", b"\n\n", b" ", b"th", b"the", b" the"]
+MERGES = [b"he", b"ll", b"hell", b"hello", b" w", b"or", b" wor", b"ld", b" world", b"\n\n", b"12", b"th", b"the", b" the"]
 
 
 def tiny_ranks():
-    """A file of ranks: the 256 bytes, then a few merges; each token has a base64 of its own."""
-    tokens = [bytes([i]) for i in range(256)] + [merge for merge in MERGES if len(merge) > 1]
+    """A file of ranks: the 256 bytes, then a few merges."""
+    tokens = [bytes([i]) for i in range(256)] + MERGES
     return b"".join(base64.b64encode(token) + b" %d\n" % rank for rank, token in enumerate(tokens))
 
 

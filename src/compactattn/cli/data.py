@@ -134,6 +134,8 @@ def _told() -> Iterator[None]:
     """Turns what can go wrong with files and text into a sentence."""
     try:
         yield
+    except BrokenPipeError:  # of the reader of our output, not of the text
+        raise
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:

@@ -81,6 +81,7 @@ def test_help_names_every_command_and_gives_examples(arguments, capsys):
         "generate",
         "resume",
         "models",
+        "data",
     ):
         assert f"• {command}" in text
         assert f"  compactattn {command}" in text

@@ -218,7 +218,7 @@ class Bytes:
     def encode(self, text):
         return list(text.encode())
 
-    def decode_bytes(self, tokens):
+    def to_bytes(self, tokens):
         return bytes(tokens)
 
 

@@ -5,6 +5,7 @@ Examples:
   compactattn train length-gen --task mqmtar --kernel sparsemax --preset cpu-quick
   compactattn sweep length-gen --kernels gaussian,sparsemax,relumax --seeds 3
   compactattn train regbench --model mosaic --kernel biweight --examples 1000
+  compactattn data demo-stories        stories to learn, with no download; also: data text FILES, data babistories
   compactattn evaluate RUN --lengths 64,128,256 --mode free-running
   compactattn report RUN ... --out report
   compactattn resume RUN               go on after Ctrl-C
@@ -30,7 +31,7 @@ import sys
 from collections.abc import Sequence
 
 import compactattn
-from compactattn.cli import bench, family, inspection, laboratory  # noqa: F401  registers the commands
+from compactattn.cli import bench, data, family, inspection, laboratory  # noqa: F401  registers the commands
 from compactattn.cli.app import UsageError, app
 from compactattn.training.config import RunError
 from compactattn.training.distributed import leads

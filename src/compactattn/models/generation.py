@@ -194,7 +194,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, /) -> list[int]: ...
-    def decode_bytes(self, tokens: list[int], /) -> bytes: ...
+    def to_bytes(self, tokens: list[int], /) -> bytes: ...
 
 
 class TextStream(Iterator[str]):
@@ -219,7 +219,7 @@ class TextStream(Iterator[str]):
             self.ended = self.tokens[-1] == tokenizer.end
             if self.ended:
                 break
-            if piece := decoder.decode(tokenizer.decode_bytes(self.tokens[-1:])):
+            if piece := decoder.decode(tokenizer.to_bytes(self.tokens[-1:])):
                 yield piece
         if piece := decoder.decode(b"", final=True):
             yield piece

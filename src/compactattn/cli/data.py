@@ -1,0 +1,185 @@
+"""Commands that prepare text for language modelling."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from tyro.conf import Positional
+from tyro.extras import SubcommandApp
+
+from compactattn.cli.app import UsageError, app, console, prepare_folder
+from compactattn.cli.work import progress
+from compactattn.data import babistories
+from compactattn.data.preparation import META, prepare
+from compactattn.data.sources import Source, open_sources
+from compactattn.data.stories import Stories
+from compactattn.data.tokenizers import Name, load_tokenizer
+
+MEGABYTE = 1_000_000
+
+data = SubcommandApp()
+app.command(data, name="data", help="Prepare text to learn from: compactattn data demo-stories --help")
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+@data.command(name="demo-stories")
+def demo_stories(
+    stories: int = 20_000,
+    seed: int = 0,
+    tokenizer: Name = "bytes",
+    ranks: Path | None = None,
+    held_out: float = 0.05,
+    workers: int | None = None,
+    out: Path = Path("data/demo-stories"),
+) -> None:
+    """Write stories of the built-in generator: unlimited, the same for the same seed, and with no download.
+
+    compactattn data demo-stories --stories 50000
+
+    Args:
+        stories: How many; each has about 170 words.
+        seed: Of the generator.
+        tokenizer: bytes needs nothing; gpt2 needs its ranks.
+        ranks: The file r50k_base.tiktoken, in place of tiktoken's own download.
+        held_out: Share of the stories for validation.
+        workers: Threads; one for each core if not given.
+        out: Folder of the corpus.
+    """
+    with _told():
+        _prepare([Stories(stories, seed)], tokenizer, ranks, held_out, workers, out, ("stories", 1))
+
+
+@data.command
+def text(
+    files: Positional[tuple[Path, ...]],
+    tokenizer: Name = "gpt2",
+    ranks: Path | None = None,
+    separator: str = "<|endoftext|>",
+    held_out: float = 0.05,
+    workers: int | None = None,
+    out: Path = Path("data/text"),
+) -> None:
+    """Prepare any text: plain (documents between separator lines), .jsonl (a string or an object with "text"), or .gz of both.
+
+    compactattn data text stories.txt.gz --out data/stories
+
+    compactattn data text book.txt --separator "" --tokenizer bytes
+
+    After Ctrl-C the same command goes on. The files may be larger than memory.
+
+    Args:
+        files: In the order of their documents. Names that end in .jsonl or .ndjson hold JSON lines.
+        tokenizer: gpt2 (50,257 tokens) or bytes (257).
+        ranks: The file r50k_base.tiktoken, in place of tiktoken's own download.
+        separator: The line between two documents of plain text; "" stands for blank lines.
+        held_out: Share of the documents for validation, chosen by a hash of their number; 1 keeps all of them from training.
+        workers: Threads; one for each core if not given.
+        out: Folder of the corpus.
+    """
+    if not files:
+        raise UsageError("name at least one file, as in: compactattn data text stories.txt.gz --out data/stories")
+    with _told():
+        _prepare(open_sources(list(files), separator), tokenizer, ranks, held_out, workers, out, ("MB", MEGABYTE))
+
+
+@data.command(name="babistories")
+def prepare_babistories(
+    archive: Path | None = None,
+    download: bool = False,
+    ranks: Path | None = None,
+    workers: int | None = None,
+    out: Path = Path("data/babistories"),
+) -> None:
+    """Prepare BabiStories, the corpus of the paper, with GPT-2 tokens, from its archive in five parts.
+
+    compactattn data babistories --download
+
+    compactattn data babistories --archive MemoryMosaics/BabiStories/data
+
+    Unpacking needs py7zr (pip install py7zr) or one of 7z and bsdtar. After Ctrl-C the same command goes on.
+
+    Args:
+        archive: Folder with babistories-dataset.7z.001 … 005, or with traindataset.txt and valdataset.txt.
+        download: Fetch the parts that are missing there (by default in OUT/archive); a broken download goes on.
+        ranks: The file r50k_base.tiktoken, in place of tiktoken's own download.
+        workers: Threads; one for each core if not given.
+        out: Folder of the corpus.
+    """
+    if archive is None and not download:
+        raise UsageError("name the folder of the archive with --archive DIR, or fetch it with --download")
+    folder = archive or out / "archive"
+    with _told():
+        load_tokenizer("gpt2", ranks)  # before hours of download are spent on a corpus that cannot be made
+        if download:
+            _download(folder)
+        sources = babistories.find_stories(folder, out / "unpacked")
+        meta = _prepare(sources, "gpt2", ranks, 0, workers, out, ("MB", MEGABYTE))
+    for split, tokens in babistories.PUBLISHED_TOKENS.items():
+        if (found := meta["splits"][split]["tokens"]) != tokens:
+            print(f"Note: {split} has {found:,} tokens; the published corpus has {tokens:,}.")
+
+
+# -- work ----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Turns what can go wrong with files and text into a sentence."""
+    try:
+        yield
+    except BrokenPipeError:  # of the reader of our output, not of the text
+        raise
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+    except KeyboardInterrupt:
+        raise UsageError("stopped; what was done is kept, and the same command goes on from there") from None
+
+
+def _prepare(
+    sources: Sequence[Source], name: str, ranks: Path | None, held_out: float, workers: int | None, out: Path,
+    units: tuple[str, int],
+) -> dict[str, Any]:  # fmt: skip
+    """Prepares the corpus with a bar, and prints what is in it."""
+    if workers is not None and workers < 1:
+        raise UsageError(f"workers = {workers} must be at least 1")
+    tokenizer = load_tokenizer(name, ranks)
+    prepare_folder(out)
+    there, began = (out / META).is_file(), time.monotonic()
+    with progress() as bar:
+        task = bar.add_task(units[0], total=None)
+
+        def tell(done: int, total: int) -> None:
+            bar.update(task, completed=-(-done // units[1]), total=-(-total // units[1]))
+
+        meta = prepare(sources, tokenizer, out, held_out, workers, tell)
+    print("Nothing to do: the corpus is there already." if there else f"Done in {time.monotonic() - began:.1f} s.")
+    _show(meta)
+    print(f"\nCorpus: {out}")
+    return meta
+
+
+def _show(meta: dict[str, Any]) -> None:
+    table = Table("split", "documents", "tokens", "bytes of text", "bytes per token", box=box.SIMPLE_HEAD, show_edge=False)
+    for split, held in meta["splits"].items():
+        share = f"{held['bytes'] / held['tokens']:.2f}" if held["tokens"] else "–"
+        table.add_row(split, *(f"{held[key]:,}" for key in ("documents", "tokens", "bytes")), share)
+    console().print(table)
+
+
+def _download(folder: Path) -> None:
+    with progress() as bar:
+        tasks: dict[str, Any] = {}
+
+        def tell(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = bar.add_task(f"{name}, MB")
+            bar.update(tasks[name], completed=done // MEGABYTE, total=total // MEGABYTE or None)
+
+        babistories.download_archive(folder, tell)

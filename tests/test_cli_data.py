@@ -1,0 +1,101 @@
+"""The commands that prepare text tell what is in the corpus, and what the user can put right."""
+
+import json
+
+import pytest
+from tests.data.text_examples import use_tiny_ranks, write_json_lines, write_text
+
+from compactattn import cli
+from compactattn.data import babistories
+from compactattn.data.corpus import Corpus
+from compactattn.data.stories import tell_stories
+
+
+@pytest.fixture(autouse=True)
+def no_terminal(monkeypatch):
+    for name in ("COLUMNS", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def fail(capsys, *arguments):
+    """What a command that must fail says."""
+    with pytest.raises(SystemExit) as exit:
+        cli.main([str(argument) for argument in arguments])
+    assert exit.value.code == 2
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    return said.err
+
+
+def test_demo_stories_need_nothing(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cli.main(["data", "demo-stories", "--stories", "100", "--seed", "7"])
+    corpus = Corpus.open("data/demo-stories")
+    corpus.verify()
+    assert corpus.load_tokenizer().decode(corpus.train).startswith(tell_stories(7, 0, 1)[0].text)
+    said = capsys.readouterr().out
+    assert f"{len(corpus.train):,}" in said
+    assert "Corpus: data/demo-stories" in said
+    cli.main(["data", "demo-stories", "--stories", "100", "--seed", "7"])
+    assert "Nothing to do: the corpus is there already." in capsys.readouterr().out
+    assert "made otherwise (sources differ)" in fail(capsys, "data", "demo-stories", "--stories", "50")
+
+
+def test_text_of_several_files_and_formats_becomes_one_corpus(tmp_path, monkeypatch):
+    ranks = use_tiny_ranks(monkeypatch, tmp_path)
+    plain = write_text(tmp_path / "a.txt.gz", ["hello", "world"], "---")
+    lines = write_json_lines(tmp_path / "b.jsonl", ["the", {"text": "end"}])
+    options = ["--ranks", ranks, "--separator", "---", "--held-out", "0", "--out", tmp_path / "out"]
+    cli.main(["data", "text", *map(str, [plain, lines, *options])])
+    corpus = Corpus.open(tmp_path / "out")
+    assert corpus.tokenizer == "gpt2"
+    end = "<|endoftext|>"
+    assert corpus.load_tokenizer().decode(corpus.train) == f"hello{end}world{end}the{end}end{end}"
+
+
+def test_babistories_come_from_a_folder_with_their_own_splits(tmp_path, monkeypatch, capsys):
+    ranks = use_tiny_ranks(monkeypatch, tmp_path)
+    for name, stories in zip(babistories.FILES, (["hello", "world"], ["the"]), strict=True):
+        write_json_lines(tmp_path / name, stories)
+    cli.main(["data", "babistories", "--archive", str(tmp_path), "--ranks", str(ranks), "--out", str(tmp_path / "out")])
+    splits = json.loads((tmp_path / "out/meta.json").read_text())["splits"]
+    assert [splits[name]["documents"] for name in ("train", "validation")] == [2, 1]
+    assert "Note: validation has 2 tokens; the published corpus has 4,749,107." in capsys.readouterr().out
+
+
+def test_a_download_goes_to_a_folder_of_its_own(tmp_path, monkeypatch, capsys):
+    ranks = use_tiny_ranks(monkeypatch, tmp_path)
+
+    def fetch(folder, progress):
+        folder.mkdir(parents=True)
+        progress("part", 1, 2)
+        for name in babistories.FILES:
+            write_json_lines(folder / name, ["hello"])
+
+    monkeypatch.setattr(babistories, "download_archive", fetch)
+    cli.main(["data", "babistories", "--download", "--ranks", str(ranks), "--out", str(tmp_path / "out")])
+    assert (tmp_path / "out/archive" / babistories.FILES[0]).is_file()
+    assert len(Corpus.open(tmp_path / "out").train) == 2
+
+
+def test_mistakes_are_told_in_a_sentence(tmp_path, capsys):
+    empty, short = tmp_path / "empty.txt", write_text(tmp_path / "short.txt", ["one"])
+    empty.write_text("")
+    common = ("--tokenizer", "bytes", "--out", tmp_path / "out")
+    assert "there is no document in empty.txt" in fail(capsys, "data", "text", empty, *common)
+    assert "leave none for validation" in fail(capsys, "data", "text", short, *common)
+    assert "there is no such file" in fail(capsys, "data", "text", tmp_path / "none", *common)
+    assert "is not the ranks of GPT-2" in fail(capsys, "data", "text", short, "--ranks", short)
+    assert "held_out = 2.0 is no share" in fail(capsys, "data", "text", short, *common, "--held-out", "2")
+    assert "workers = 0 must be at least 1" in fail(capsys, "data", "text", short, *common, "--workers", "0")
+    assert "name at least one file" in fail(capsys, "data", "text")
+    assert "--archive DIR, or fetch it with --download" in fail(capsys, "data", "babistories")
+    assert "stories = 0" in fail(capsys, "data", "demo-stories", "--stories", "0", "--out", tmp_path / "out")
+
+
+def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("compactattn.cli.data.prepare", interrupt)
+    assert "the same command goes on from there" in fail(capsys, "data", "demo-stories", "--out", tmp_path / "out")

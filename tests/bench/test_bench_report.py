@@ -74,6 +74,9 @@ def test_the_summary_counts_what_is_reached_lost_and_not_measured(rows):
     weights = {"kernel": "sparsemax", "ratio": "0.3", "goal": "0.25"}
     memory = {"kernel": "sparsemax", "shape": "1x1", "above_inputs_mib": "50", "limit_mib": "50"}
     rows |= {"cpu_weights": [weights, weights | {"kernel": "biweight", "ratio": "0.2"}], "cpu_memory": [memory]}
+    rows["cpu_mixers"] = [
+        {"model": model, "median_ms": time, "goal_ms": "1500"} for model, time in (("gla", "9e2"), ("h3", "2e3"))
+    ]
     rows["attention"] = [
         attention_row("ours", "biweight", "1.0"),
         attention_row("adasplash-2", "biweight", "2.0"),
@@ -84,7 +87,8 @@ def test_the_summary_counts_what_is_reached_lost_and_not_measured(rows):
     rows["training"] = [training_row("transformer", "gaussian", 500_000), training_row("mosaic", "sparsemax", 400_000)]
     cells = sum(len(goal.kernels) * len(goal.limits) for goal in goals.GOALS) * len(goals.HEAD_DIMS)
     assert report.summary() == (
-        "Goals reached of those measured: a training step on a GPU, 0 of 1; weights on a CPU, 1 of 2; memory on a CPU, all 1; "
+        "Goals reached of those measured: a training step on a GPU, 0 of 1; weights on a CPU, 1 of 2; "
+        "a training step on a CPU, 1 of 2; memory on a CPU, all 1; "
         f"attention on a GPU, 1 of 2. Not measured: {cells - 2} of attention on a GPU."
     )
 

@@ -96,3 +96,8 @@ def make_inspection(kernel="sparsemax", layer=0, heads=8, length=90, keep=4):
     )
     bandwidth = np.abs(draws.normal(0.5, 0.1, (heads, length)))
     return Inspection(kernel, layer, 0, weights, support, bandwidth)
+
+
+def tidy(text):
+    """A sentence with plain spaces, to be compared."""
+    return text.replace("\u00a0", " ")

@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from report_examples import make_run
+from report_examples import make_run, tidy
 
 from compactattn.report.comparison import compare
 from compactattn.report.finding import find, find_baseline, hold_against_paper, list_departures
@@ -12,10 +12,6 @@ from compactattn.report.finding import find, find_baseline, hold_against_paper, 
 def comparison_of(*runs):
     (comparison,) = compare(runs)
     return comparison
-
-
-def tidy(text):
-    return text.replace("\u00a0", " ")
 
 
 def told(*runs):

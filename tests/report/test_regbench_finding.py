@@ -3,6 +3,7 @@
 import dataclasses
 
 from regbench_examples import make_all_runs, make_run
+from report_examples import tidy
 
 from compactattn.kernels import parse
 from compactattn.report import regbench_paper
@@ -14,10 +15,6 @@ from compactattn.report.regbench_finding import find, hold_against_paper, list_d
 def comparison_of(*runs):
     (comparison,) = compare(runs)
     return comparison
-
-
-def tidy(text):
-    return text.replace("\u00a0", " ")
 
 
 def told(*runs):

@@ -13,7 +13,15 @@ from rich import box
 from rich.table import Table
 
 from compactattn.cli.app import UsageError, app, console, parse_kernel, prepare_folder, require_counts, sweep, train
-from compactattn.cli.work import finish_jobs, fit_to_machine, has_gpu, progress, split_names, train_run, write_page
+from compactattn.cli.work import (
+    Preset,
+    finish_sweep,
+    fit_to_machine,
+    has_gpu,
+    progress,
+    split_names,
+    train_and_show,
+)
 from compactattn.data.sequences import TASKS
 from compactattn.evaluation.exact_match import MODES, Match, Mode
 from compactattn.experiments import length_generalisation as length_gen
@@ -22,10 +30,8 @@ from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.experiments.sweep import Job
 from compactattn.models.generation import generate
 from compactattn.training.config import RunConfig, vary
-from compactattn.training.distributed import leads
 
 Task = Literal["mqmtar", "sort", "reverse", "copy"]
-Preset = Literal["cpu-quick", "gpu-short", "paper"]
 assert set(TASKS) == set(Task.__args__)  # type: ignore[attr-defined]
 
 # -- commands ------------------------------------------------------------------------------------
@@ -95,10 +101,7 @@ def train_length_gen(
                   "compile": compile, "graph": graph, "device": device},
     )  # fmt: skip
     folder = out or Path("runs") / length_gen.NAME / name_run(config)
-    train_run(config, folder, resume=False, tensorboard=tensorboard)
-    if evaluate and leads():
-        evaluate_and_show(folder, device)
-        print(f"\nNext: compactattn report {folder} --out report")
+    train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
 
 
 @sweep.command(name="length-gen")
@@ -136,10 +139,7 @@ def sweep_length_gen(
     configs = [configure_variant(task, variant, preset, seed, steps, device) for seed in range(seeds) for variant in variants]
     prepare_folder(out)
     todo = [Job(config, out / name_run(config), samples, device) for config in configs]
-    finish_jobs(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)))
-    page = write_page([job.folder for job in todo], out / "report", device)
-    print_sweep(todo)
-    print(f"\nReport: {page}")
+    finish_sweep(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)), out, print_sweep)
 
 
 @app.command

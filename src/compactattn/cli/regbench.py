@@ -15,14 +15,15 @@ from rich.table import Table
 
 from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folder, require_counts, sweep, train
 from compactattn.cli.work import (
+    Preset,
     finish_jobs,
+    finish_sweep,
     fit_to_machine,
     has_gpu,
     progress,
     read_numbers,
     split_names,
-    train_run,
-    write_page,
+    train_and_show,
 )
 from compactattn.data.regbench import Split
 from compactattn.experiments import in_context
@@ -33,8 +34,6 @@ from compactattn.models.generation import generate
 from compactattn.models.language_model import build, count_parameters
 from compactattn.training.config import RunConfig, vary
 from compactattn.training.distributed import leads
-
-Preset = Literal["cpu-quick", "gpu-short", "paper"]
 
 # -- commands ------------------------------------------------------------------------------------
 
@@ -102,10 +101,7 @@ def train_regbench(
     if leads():
         with torch.device("meta"):
             print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
-    train_run(config, folder, resume=False, tensorboard=tensorboard)
-    if evaluate and leads():
-        evaluate_and_show(folder, device)
-        print(f"\nNext: compactattn report {folder} --out report")
+    train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
 
 
 @sweep.command(name="regbench")
@@ -158,13 +154,12 @@ def sweep_regbench(
         configs = list(in_context.list_grid(configs[0]))
     prepare_folder(out)
     todo = [Job(config, out / (name_point(config) if search else name_run(config)), 0, device) for config in configs]
-    finish_jobs(todo, jobs or (min(4, len(todo)) if has_gpu(device) else min(len(todo), os.cpu_count() or 1)))
+    jobs = jobs or min(len(todo), 4 if has_gpu(device) else os.cpu_count() or 1)
     if search:
+        finish_jobs(todo, jobs)
         print_search(todo, out)
-        return
-    page = write_page([job.folder for job in todo], out / "report", device)
-    print_sweep(todo)
-    print(f"\nReport: {page}")
+    else:
+        finish_sweep(todo, jobs, out, print_sweep)
 
 
 # -- configs -------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -24,6 +24,7 @@ from compactattn.training.config import RunConfig, vary
 from compactattn.training.distributed import leads
 from compactattn.training.interrupt import Interrupted
 
+Preset = Literal["cpu-quick", "gpu-short", "paper"]
 FEW = 4  # runs up to which each is named in a line of progress
 SECONDS_BETWEEN_LINES = 30  # where there is no terminal to draw bars on
 
@@ -67,6 +68,22 @@ def train_run(config: RunConfig, folder: Path, *, resume: bool, tensorboard: boo
         validation = "".join(f", validation {name} {value:.3f}" for name, value in named)
         best = f", best at step {summary.best_step}" if summary.best_step else ""
         print(f"{folder}: step {summary.step}, loss {summary.loss:.4f}{validation}{best}, {summary.seconds:.0f} s", flush=True)
+
+
+def train_and_show(config: RunConfig, folder: Path, show: Callable[[Path, str], None] | None, tensorboard: bool) -> None:
+    """Trains a new run and, unless told otherwise, tests it and shows how well it did."""
+    train_run(config, folder, resume=False, tensorboard=tensorboard)
+    if show is not None and leads():
+        show(folder, config.training.device)
+        print(f"\nNext: compactattn report {folder} --out report")
+
+
+def finish_sweep(todo: Sequence[Job], jobs: int, out: Path, show: Callable[[Sequence[Job]], None]) -> None:
+    """Finishes all runs of a sweep, writes their report and shows how well they did."""
+    finish_jobs(todo, jobs)
+    page = write_page([job.folder for job in todo], out / "report", todo[0].device)
+    show(todo)
+    print(f"\nReport: {page}")
 
 
 def finish_jobs(todo: Sequence[Job], jobs: int) -> None:

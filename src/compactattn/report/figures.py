@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import matplotlib
@@ -75,28 +75,33 @@ def _rank(line: Line) -> tuple[float, ...]:
 
 def draw_against_paper(comparison: Comparison) -> Figure:
     """One panel for each variant: our means with their interval, and the paper's means."""
+
+    def draw(panel: Axes, line: Line) -> None:
+        theirs = [(n, cell.mean) for n in comparison.lengths if (cell := comparison.papers_cell(line, n)) is not None]
+        panel.plot(*zip(*theirs, strict=True), color=MUTED, linewidth=1.1, linestyle=(0, (2, 1.5)), marker="o", markersize=2.6)
+        _draw_lines(panel, comparison, [line], bands=True)
+        _scale_lengths(panel, comparison, comparison.lengths, tokens=False)
+
     lines = [line for line in comparison.lines if any(comparison.papers_cell(line, n) for n in comparison.lengths)]
+    return draw_panels(lines, draw, "dashed grey: the paper      colour: here, with its 95 % interval")
+
+
+def draw_panels(lines: Sequence[Any], draw: Callable[[Axes, Any], None], note: str) -> Figure:
+    """A small panel for each line, three in a row, with a note below them."""
     columns = min(3, len(lines))
     rows = -(-len(lines) // columns)
     with matplotlib.rc_context(STYLE):
         height = 0.95 + 1.3 * rows
         figure = Figure(figsize=(WIDTH, height))
         grid = figure.add_gridspec(
-            rows, columns, left=0.09, right=0.97, top=1 - 0.3 / height, bottom=0.6 / height, hspace=0.42, wspace=0.12
+            rows, columns, left=0.1, right=0.97, top=1 - 0.3 / height, bottom=0.6 / height, hspace=0.42, wspace=0.12
         )
         for index, line in enumerate(lines):
             panel = figure.add_subplot(grid[index // columns, index % columns])
-            theirs = [(n, cell.mean) for n in comparison.lengths if (cell := comparison.papers_cell(line, n)) is not None]
-            panel.plot(
-                *zip(*theirs, strict=True), color=MUTED, linewidth=1.1, linestyle=(0, (2, 1.5)), marker="o", markersize=2.6
-            )
-            _draw_lines(panel, comparison, [line], bands=True)
-            _scale_lengths(panel, comparison, comparison.lengths, tokens=False)
+            draw(panel, line)
             panel.tick_params(labelbottom=index + columns >= len(lines), labelleft=index % columns == 0)
             panel.set_title(line.label, color=look_of(line.variant).colour, loc="left", pad=3)
-        figure.text(
-            0.075, 0.06 / height, "dashed grey: the paper      colour: here, with its 95 % interval", color=MUTED, size=8.5
-        )
+        figure.text(0.075, 0.06 / height, note, color=MUTED, size=8.5)
     return figure
 
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from compactattn.report.evaluations import Bins
-from compactattn.report.figures import BANDS, LINE_HEIGHT, STYLE, WIDTH, name_ends
+from compactattn.report.figures import BANDS, LINE_HEIGHT, STYLE, WIDTH, draw_panels, name_ends
 from compactattn.report.palette import FAINT, MUTED, look_of
 from compactattn.report.regbench_comparison import MEASURES, Comparison, Line, count_epochs
 from compactattn.report.runs import Run
@@ -103,33 +103,22 @@ def _scale_sizes(panel: Axes, sizes: Sequence[int], named: bool) -> None:
 
 def draw_beside_paper(comparison: Comparison) -> Figure:
     """One panel for each variant: our accuracy (the thick line) and TVD (the thin one), and the paper's."""
+
+    def draw(panel: Axes, line: Line) -> None:
+        theirs = {size: cell for size in comparison.sizes if (cell := comparison.papers_cell(line, size)) is not None}
+        for measure, width in zip(MEASURES, (1.8, 0.8), strict=True):
+            values = [getattr(cell, measure) for cell in theirs.values()]
+            panel.plot(
+                list(theirs), values, color=MUTED, linewidth=width, linestyle=(0, (2, 1.5)), marker="o",
+                markersize=2.2 + width, markerfacecolor="none", clip_on=False,
+            )  # fmt: skip
+            _draw_line(panel, line, measure, bands=True, width=width)
+        _scale_sizes(panel, comparison.sizes, named=False)
+        panel.set(ylim=(0, 1.02), yticks=(0, 0.5, 1))
+        panel.set_yticks((0, 0.5, 1), ("0 %", "50 %", "100 %"))
+
     lines = [line for line in comparison.lines if any(comparison.papers_cell(line, size) for size in comparison.sizes)]
-    columns = min(3, len(lines))
-    rows = -(-len(lines) // columns)
-    with matplotlib.rc_context(STYLE):
-        height = 0.95 + 1.3 * rows
-        figure = Figure(figsize=(WIDTH, height))
-        grid = figure.add_gridspec(
-            rows, columns, left=0.1, right=0.97, top=1 - 0.3 / height, bottom=0.6 / height, hspace=0.42, wspace=0.12
-        )
-        for index, line in enumerate(lines):
-            panel = figure.add_subplot(grid[index // columns, index % columns])
-            theirs = {size: cell for size in comparison.sizes if (cell := comparison.papers_cell(line, size)) is not None}
-            for measure, width in zip(MEASURES, (1.8, 0.8), strict=True):
-                values = [getattr(cell, measure) for cell in theirs.values()]
-                panel.plot(
-                    list(theirs), values, color=MUTED, linewidth=width, linestyle=(0, (2, 1.5)), marker="o",
-                    markersize=2.2 + width, markerfacecolor="none", clip_on=False,
-                )  # fmt: skip
-                _draw_line(panel, line, measure, bands=True, width=width)
-            _scale_sizes(panel, comparison.sizes, named=False)
-            panel.set(ylim=(0, 1.02), yticks=(0, 0.5, 1))
-            panel.set_yticks((0, 0.5, 1), ("0 %", "50 %", "100 %"))
-            panel.tick_params(labelbottom=index + columns >= len(lines), labelleft=index % columns == 0)
-            panel.set_title(line.label, color=look_of(line.variant).colour, loc="left", pad=3)
-        note = "grey, hollow: the paper      colour: here      thick: accuracy      thin: TVD"
-        figure.text(0.075, 0.06 / height, note, color=MUTED, size=8.5)
-    return figure
+    return draw_panels(lines, draw, "grey, hollow: the paper      colour: here      thick: accuracy      thin: TVD")
 
 
 def choose_size(comparison: Comparison) -> int:

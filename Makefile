@@ -48,12 +48,13 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.mixers
 	$(BIN)/python -m benchmarks.report
 
-# times the fused kernels beside their peers; each stops by itself after its --minutes, 25 in all
+# times the fused kernels beside their peers; each bench stops by itself after its --minutes, 25 in all
 bench-gpu: $(STAMP)
 	$(INSTALL) ".[gpu]"
 	$(BIN)/compactattn bench attention
 	$(BIN)/compactattn bench training
 	$(BIN)/compactattn bench decode
+	$(BIN)/python -m benchmarks.small_models
 	$(BIN)/python -m benchmarks.report
 
 clean:

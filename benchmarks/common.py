@@ -39,7 +39,7 @@ def environment() -> dict[str, object]:
     """Where and when a row was measured."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "commit": _commit(),
+        "commit": os.environ.get("COMPACTATTN_COMMIT") or _commit(),  # for a machine that has the files but not their history
         "command": f"python -m {_module()}",
         "cpu": _cpu(),
         "threads": torch.get_num_threads(),

@@ -165,6 +165,26 @@ def mixers_section() -> str:
     )
 
 
+def small_models_section() -> str:
+    """Steps in a second of RegBench's models on a GPU, by how they are trained; empty before the first run."""
+    rows = newest(read("small_models"), "model", "way")
+    if not rows:
+        return ""
+    models, ways = (list(dict.fromkeys(row[name] for row in rows)) for name in ("model", "way"))
+    rates = {(row["model"], row["way"]): float(row["steps_per_second"]) for row in rows}
+    lines = [
+        [way, *(f"{rates[model, way]:.0f} ({rates[model, way] / rates[model, ways[0]]:.1f} ×)" for model in models)]
+        for way in ways
+    ]
+    return (
+        "## Small models on a GPU\n\nSteps in a second of RegBench's models (batch 32, 1,000 examples, bf16), of all the runs "
+        "at a time together,\n"
+        f"and how many times as many as {ways[0]}:\n\n"
+        + table(["trained", *(f"`{model}`" for model in models)], lines)
+        + f"\n\n{source('small_models')}\n\n"
+    )  # fmt: skip
+
+
 def attention_section() -> str:
     """Goals and times of attention on a GPU; empty before the first run."""
     rows = read("attention")
@@ -348,9 +368,9 @@ def _list(items: list[str]) -> str:
 
 def source(name: str) -> str:
     row = read(name)[-1]
+    place = row.get("device") or f"{row['cpu']}, {row['threads']} threads"
     return (
-        f"`{row['command']}` on {row['cpu']}, {row['threads']} threads, torch {row['torch']}, Python {row['python']}, "
-        f"{row['date']}, commit {row['commit']}."
+        f"`{row['command']}` on {place}, torch {row['torch']}, Python {row['python']}, {row['date']}, commit {row['commit']}."
     )
 
 
@@ -365,7 +385,8 @@ Rows are appended to [results/](results/) with machine, versions and commit; `py
 page from them. `make bench` runs everything on a CPU, where ours and the peer take turns in one process;
 `make bench-gpu` runs `compactattn bench attention`, `training` and `decode` on a GPU.
 
-{attention_section()}{steps_section()}{decode_section()}## Weights on a CPU, against the `entmax` package {weights["entmax"]}
+{attention_section()}{steps_section()}{decode_section()}{small_models_section()}\
+## Weights on a CPU, against the `entmax` package {weights["entmax"]}
 
 Scores {weights["shape"]}, {weights["dtype"]}, N(0, 1); forward + backward, median and (20th–80th percentile)
 of a call, for each kernel from the least kind to us of {len(runs)} runs, since the peer's time swings on a shared

@@ -93,6 +93,17 @@ def test_the_summary_counts_what_is_reached_lost_and_not_measured(rows):
     )
 
 
+def test_small_models_are_shown_beside_plain_training(rows):
+    facts = dict.fromkeys(("command", "cpu", "threads", "torch", "python", "date", "commit"), "x") | {"device": "GPU"}
+    rows["small_models"] = [
+        {"model": "h3", "way": way, "steps_per_second": rate, **facts} for way, rate in (("plain", "20"), ("a graph", "50.4"))
+    ]
+    text = report.small_models_section()
+    assert "| plain | 20 (1.0 ×) |" in text
+    assert "| a graph | 50 (2.5 ×) |" in text
+    assert "on GPU, torch x" in text
+
+
 def test_a_number_is_bold_only_where_it_misses_its_goal(rows):
     assert report.mark("0.20", True) == "0.20"
     assert report.mark("0.30", False) == "**0.30**, lost"

@@ -138,9 +138,8 @@ def _state_chance(comparison: Comparison, size: int) -> list[str]:
     best = comparison.best(size, "accuracy").cells[size].accuracy.mean
     better = [r for r in _references(comparison) if "gram" in r.name and r.accuracy > best]
     said = [f"{reference.name} reaches {100 * reference.accuracy:.1f} %" for reference in better]
-    return (
-        [f"Without any training {' and '.join(said)} there, so little has been learnt with {size:,} examples."] if said else []
-    )
+    text = f"Without any training {' and '.join(said)} there: with {size:,} examples no model has learnt to do better."
+    return [text] if said else []
 
 
 def _state_seeds(comparison: Comparison) -> list[str]:

@@ -1,5 +1,7 @@
 """What every call promises: the same bits each time, whatever the batch, in a CUDA graph, compiled; linear memory."""
 
+import gc
+
 import pytest
 import torch
 
@@ -110,6 +112,7 @@ def test_memory_is_linear(kernel, record_property):
     peaks = []
     for size in (8192, 8192, 16384):  # the first warms up
         inputs, do = draw(batch=1, size=size)
+        gc.collect()  # what an earlier test left must not be freed meanwhile
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()

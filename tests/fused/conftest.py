@@ -51,14 +51,9 @@ def poisoned():
 
 @pytest.fixture
 def cut(monkeypatch):
-    """Sets the tiles of all kernels; a block of keys is two of them, and a tile two steps of queries where it can be."""
+    """Sets the tiles of all kernels."""
 
     def to(m, n):
-        same = launch.Blocks(m, n, 4, 1)
-        monkeypatch.setattr(
-            launch,
-            "choose_cut",
-            lambda *_: launch.Cut(same, same, same, launch.Blocks(max(m // 2, 16), 2 * n, 4, 1)),
-        )
+        monkeypatch.setattr(launch, "choose_cut", lambda *_: launch.Cut(*[launch.Blocks(m, n, 4, 1)] * 4))
 
     return to

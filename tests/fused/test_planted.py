@@ -153,6 +153,9 @@ PLANTS = {
         "backward_bias.py", "dw = thin(dw, drop, o_m[:, None], o_n[None, :])", "dw = dw", "thinned"
     ),
     # backward of the queries
+    "keys that a row does not see move the centre": Plant(
+        "backward.py", "tl.sum(steep if WHOLE else tl.where(seen, steep, 0.0), 1)", "tl.sum(steep, 1)"
+    ),
     "ds is not centred": Plant("backward.py", "(-gain * centre)[:, None]", "(0.0 * centre)[:, None]"),
     "masked keys pull": Plant("backward.py", "ds = tl.where(seen, ds, 0.0)\n            b_k", "ds = ds\n            b_k"),
     "θ gets the wrong sign": Plant("backward.py", "/ kept[2] * lean", "/ -kept[2] * lean", "relumax"),
@@ -177,14 +180,13 @@ PLANTS = {
     "copied queries are of the first head": Plant("backward.py", "d_q.load([b, h,", "d_q.load([b, 0 * h,", "copied"),
     "copied gradients are of the first sample": Plant("backward.py", "d_do.load([b, h,", "d_do.load([0 * b, h,", "copied"),
     "a group adds one head twice": Plant("backward.py", "key_head * GROUP + member", "key_head * GROUP", "grouped"),
-    "a tile repeats its first step": Plant("backward.py", "tile * STEPS + i % STEPS", "tile * STEPS"),
     "dv is that of the last tile": Plant("backward.py", "dv = add_dot(dv, w", "dv = add_dot(0.0 * dv, w"),
     "queries before a key move its value": Plant("backward.py", "w = tl.where(seen, w, 0.0)", "w = w"),
     # lists
     "a block with one key of a tile is not listed": Plant("lists.py", "(last > begin)", "(last > begin + 1)", "gaussian"),
     "a partly seen tile is listed as whole": Plant("lists.py", "(full_last >= end)", "(full_last > begin)"),
-    "only one of two tiles is asked for its flag": Plant(
-        "lists.py", "tl.static_range(SPAN if BY_KEY else 1)", "tl.static_range(1)", "skipping"
+    "a flag is that of the tile before": Plant(
+        "lists.py", "block * tiles + tile,", "block * tiles + tl.maximum(tile - 1, 0),", "skipping"
     ),
     "a list lacks a whole tile": Plant("lists.py", "+ 1, whole)", "+ 1, tl.maximum(whole - 1, 0))"),
     "every sample has the bounds of the first": Plant("lists.py", "head // H * bounds_b", "head // H * 0", "rectified"),
@@ -405,9 +407,7 @@ def use_copy(folder, plant, monkeypatch):
     copied = {name: importlib.import_module(f"{package.name}.{name}") for name in names}
     for owner, name in ((attention, "launch"), (decoding, "decode_launch"), (fused, "leaky"), (fused, "cross_entropy")):
         monkeypatch.setattr(owner, name, copied[name], raising=False)
-    blocks = copied["launch"].Blocks
-    same = blocks(32, 16, 4, 1)
-    cut = copied["launch"].Cut(same, same, same, blocks(16, 32, 4, 1))
+    cut = copied["launch"].Cut(*[copied["launch"].Blocks(32, 16, 4, 1)] * 4)
     monkeypatch.setattr(copied["launch"], "choose_cut", lambda *_: cut)
     monkeypatch.setattr(copied["launch"], "TRACK_FROM", 64)
     tolerances = copied["launch"].TOLERANCES  # in fp16 nearly as in bf16, which the interpreter lacks

@@ -83,23 +83,35 @@ def backward_queries(
     kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
     row, gain = make_row(kept, b_at, scale, bends, order, margin, True, RULE, R, PEAKED)
 
+    block = tl.cast(head, tl.int64) * tl.cdiv(Q, BLOCK_M) + begin // BLOCK_M
+    counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
+    sight = (b_at, b_lo, b_hi, bounds, plan(bounds, BLOCK_N), counts)
+    keys = (p_k, p_v, k_n, v_n, p_list + block * tiles, tiles)
+    drop = open_drop(p_seed, b, h, limit, boost) if DROPS else (0, 0, 0, 0)
+    flat = turn_row(row)
+
     TILTED: tl.constexpr = R != INF and RULE != FIXED
     o_o = b * o_b + h * o_h
-    p_rest = p_tilt + o_o + (far * DV if TILTED else 0)
-    rest = tl.sum(b_do.to(tl.float32) * load_rows(p_rest, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False).to(tl.float32), 1)
-    if TILTED:
-        b_tilt = load_rows(p_tilt + o_o, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False)
-        lean = tl.sum(b_do.to(tl.float32) * b_tilt.to(tl.float32), 1)
-    share = tl.zeros_like(rest)
-    if TILTED and RULE == NORMALISING:
-        centre = lean + rest
+    none = tl.zeros((BLOCK_M,), tl.float32)
+    share = none
+    if TILTED and RULE == NORMALISING and EXACT:
+        _, sums, slopes = pull_all(
+            b_q, b_do, keys, flat, (none[:, None], none[:, None], none[:, None]), sight, drop, begin,
+            RULE, R, BENDS, EXACT, DROPS, LISTED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+        centre = sums / tl.where(slopes > 0.0, slopes, 1.0)
     else:
-        b_o = load_rows(p_o + o_o, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False)
-        centre = tl.sum(b_do.to(tl.float32) * b_o.to(tl.float32), 1) + rest
+        p_rest = p_tilt + o_o + (far * DV if TILTED else 0)
+        rest = sum_product(b_do, load_rows(p_rest, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False))
         if TILTED:
-            known = kept[1] > 0.0
-            share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * lean, 0.0)
-    block = tl.cast(head, tl.int64) * tl.cdiv(Q, BLOCK_M) + begin // BLOCK_M
+            lean = sum_product(b_do, load_rows(p_tilt + o_o, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False))
+        if TILTED and RULE == NORMALISING:
+            centre = lean + rest
+        else:
+            centre = sum_product(b_do, load_rows(p_o + o_o, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False)) + rest
+            if TILTED:
+                known = kept[1] > 0.0
+                share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * lean, 0.0)
     o_pulled = block * BLOCK_M + tl.arange(0, BLOCK_M)
     padded = tl.cast(tl.num_programs(0), tl.int64) * BLOCK_M
     if is_even(RULE, R, BENDS, EXACT):  # all that `backward_keys` needs, for every row of the block
@@ -116,23 +128,11 @@ def backward_queries(
         if has_bias(BENDS):
             tl.store(p_pulled + 2 * padded + o_pulled, share)
 
-    counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
-    sight = (b_at, b_lo, b_hi, bounds, plan(bounds, BLOCK_N), counts)
     pulls = (gain[:, None], (-gain * centre)[:, None], (centre if R == LEARNED else share)[:, None])
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    drift, dorder = tl.zeros((BLOCK_M,), tl.float32), tl.zeros((BLOCK_M,), tl.float32)
-    flat = turn_row(row)
-    b_m = begin + tl.arange(0, BLOCK_M)[:, None]
-    drop = open_drop(p_seed, b, h, limit, boost) if DROPS else (0, 0, 0, 0)
-    acc, drift, dorder = pull_keys(
-        acc, drift, dorder, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles, drop, b_m,
+    acc, drift, dorder = pull_all(
+        b_q, b_do, keys, flat, pulls, sight, drop, begin,
         RULE, R, BENDS, EXACT, DROPS, LISTED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
     )  # fmt: skip
-    if not hides(BENDS):
-        acc, drift, dorder = pull_keys(
-            acc, drift, dorder, b_q, b_do, p_k, p_v, k_n, v_n, flat, pulls, sight, p_list + block * tiles, tiles, drop, b_m,
-            RULE, R, BENDS, EXACT, DROPS, LISTED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
-        )  # fmt: skip
     acc = tl.where(live[:, None], acc, 0.0)
     store_rows(p_dq + b * dq_b + h * dq_h, begin, m_rows, dq_m, acc * scale, D, BLOCK_M, BLOCK_D)
     if hides(BENDS):
@@ -150,13 +150,47 @@ def backward_queries(
 
 
 @triton.jit
-def pull_keys(
-    acc, drift, dorder, b_q, b_do, p_k, p_v, k_n, v_n, row, pulls, sight, p_list, tiles, drop, b_m,
+def sum_product(a, b):
+    """(M,) the products of the rows of two blocks."""
+    return tl.sum(a.to(tl.float32) * b.to(tl.float32), 1)
+
+
+@triton.jit
+def pull_all(
+    b_q, b_do, keys, row, pulls, sight, drop, begin,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, DROPS: tl.constexpr,
-    LISTED: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    LISTED: tl.constexpr, CENTRE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Σ ds k over the masked or the whole tiles, Σ ds where a scale hangs on it, and what a learned r receives."""
+    """`pull_keys` over all tiles, the masked ones first."""
+    none = tl.zeros((BLOCK_M,), tl.float32)
+    sums = (tl.zeros((BLOCK_M, 1 if CENTRE else BLOCK_D), tl.float32), none, none)
+    b_m = begin + tl.arange(0, BLOCK_M)[:, None]
+    sums = pull_keys(
+        sums, b_q, b_do, keys, row, pulls, sight, drop, b_m,
+        RULE, R, BENDS, EXACT, DROPS, LISTED, CENTRE, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+    )  # fmt: skip
+    if not hides(BENDS):
+        sums = pull_keys(
+            sums, b_q, b_do, keys, row, pulls, sight, drop, b_m,
+            RULE, R, BENDS, EXACT, DROPS, LISTED, CENTRE, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        )  # fmt: skip
+    return sums
+
+
+@triton.jit
+def pull_keys(
+    sums, b_q, b_do, keys, row, pulls, sight, drop, b_m,
+    RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, DROPS: tl.constexpr,
+    LISTED: tl.constexpr, CENTRE: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
+    """Σ ds k over the masked or the whole tiles, Σ ds where a scale hangs on it, and what a learned r receives.
+
+    With CENTRE nothing of it, but Σ y^(r−1) dw and Σ y^(r−1), whose quotient is the centre of ds.
+    """
+    acc, drift, dorder = sums
+    p_k, p_v, k_n, v_n, p_list, tiles = keys
     _, b_lo, b_hi, bounds, whole, counts = sight
     for i in range(0, count_tiles(whole, counts, LISTED, WHOLE)):
         tile = find_tile(i, whole, p_list, tiles, LISTED, WHOLE)
@@ -169,17 +203,20 @@ def pull_keys(
         if DROPS:
             dw = thin(dw, drop, b_m, o_n[None, :]) * drop[3]
         s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
-        ds = pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
+        ds = steep * dw if CENTRE else pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
         if not WHOLE:
             seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
             ds = tl.where(seen, ds, 0.0)
             b_k = hush(b_k, seen, 0, BENDS)
-        if RULE == FIXED or (RULE == NORMALISING and R != INF and BENDS == 0):
+        if CENTRE or RULE == FIXED or (RULE == NORMALISING and R != INF and BENDS == 0):
             drift += tl.sum(ds, 1)
-        if R == LEARNED:
-            more = order_slope(k, row[11]) * (dw - pulls[2])
-            dorder += tl.sum(more if WHOLE else tl.where(seen, more, 0.0), 1)
-        acc = add_dot(acc, ds.to(b_k.dtype), b_k)
+        if CENTRE:
+            dorder += tl.sum(steep if WHOLE else tl.where(seen, steep, 0.0), 1)
+        else:
+            if R == LEARNED:
+                more = order_slope(k, row[11]) * (dw - pulls[2])
+                dorder += tl.sum(more if WHOLE else tl.where(seen, more, 0.0), 1)
+            acc = add_dot(acc, ds.to(b_k.dtype), b_k)
     return acc, drift, dorder
 
 
@@ -192,11 +229,11 @@ def backward_keys(
     H, Q, K, rows, tiles, margin, limit, boost,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     DROPS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, DESCRIBED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a block of keys, from the queries of its group of heads in its list. A step has no slope, and no dk.
 
-    A tile of the list has STEPS · M queries. DESCRIBED: d_q and d_do are descriptors, by which whole tiles are copied.
+    DESCRIBED: d_q and d_do are descriptors, by which whole tiles are copied.
     """
     blocks = tl.cdiv(K, BLOCK_N)
     begin = tl.program_id(0) % blocks * BLOCK_N  # the keys that most queries see first
@@ -215,7 +252,7 @@ def backward_keys(
         order = load_order(p_orders, h) if R == LEARNED else R
         bends = (b, h, p_slopes, p_bias, p_allowed, steps)
         block = (b * H + h) * blocks + begin // BLOCK_N
-        padded = tl.cast(tiles, tl.int64) * (STEPS * BLOCK_M)  # rows of a head in p_pulled
+        padded = tl.cast(tiles, tl.int64) * BLOCK_M  # rows of a head in p_pulled
         queries = (
             p_q + b * q_b + h * q_h, p_do + b * do_b + h * do_h, q_m, do_m,
             (b * H + h) * Q, (b * H + h) * padded, rows // Q * padded, Q, tl.cast(rows, tl.int64),
@@ -225,13 +262,13 @@ def backward_keys(
         dk, dv = pull_queries(
             dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
             tl.load(p_count + 2 * block), tiles, scale, bends, order, margin, drop,
-            RULE, R, BENDS, EXACT, PEAKED, DROPS, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS, DESCRIBED,
+            RULE, R, BENDS, EXACT, PEAKED, DROPS, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
         )  # fmt: skip
         if not hides(BENDS):
             dk, dv = pull_queries(
                 dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
                 tl.load(p_count + 2 * block + 1), tiles, scale, bends, order, margin, drop,
-                RULE, R, BENDS, EXACT, PEAKED, DROPS, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, STEPS, DESCRIBED,
+                RULE, R, BENDS, EXACT, PEAKED, DROPS, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
             )  # fmt: skip
     dv = dv * (1.0 / whole_mass(RULE, R))
     if DROPS:
@@ -246,7 +283,7 @@ def pull_queries(
     dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scale, bends, order, margin, drop,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     DROPS: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, DESCRIBED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Adds Σ ds q and Σ w do over the masked or the whole tiles of one head.
 
@@ -256,9 +293,8 @@ def pull_queries(
     p_q, p_do, q_m, do_m, first_row, first_pulled, padded, Q, far, d_q, d_do, b, h = queries
     KEYS_FIRST: tl.constexpr = is_even(RULE, R, BENDS, EXACT)
     o_n = o_n[:, None] if KEYS_FIRST else o_n[None, :]
-    for i in range(0, count * STEPS):
-        tile = tl.load(p_list + (tiles - 1 - i // STEPS if WHOLE else i // STEPS)).to(tl.int32)
-        start = (tile * STEPS + i % STEPS) * BLOCK_M
+    for i in range(0, count):
+        start = tl.load(p_list + (tiles - 1 - i if WHOLE else i)).to(tl.int32) * BLOCK_M
         o_m = start + tl.arange(0, BLOCK_M)
         m_rows = o_m < Q
         b_at = o_m

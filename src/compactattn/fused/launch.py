@@ -98,7 +98,7 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a call is cut. The first three kernels share their tiles; a block of `keys` is whole tiles, a tile whole steps."""
+    """How a call is cut: all four kernels into the same tiles."""
 
     threshold: Blocks
     forward: Blocks
@@ -117,9 +117,8 @@ def choose_cut(queries: int, width: int, dtype: torch.dtype, even: bool = False)
     if queries <= 16 or width > 128:  # 64 keys at a time: with fewer classes Newton's last step grows
         m = min(64, _power(queries))
         return Cut(*(Blocks(m, 64, 8 if m == 64 else 4, 2 if width <= 128 else 1) for _ in range(4)))
-    if width > 64 and queries > 64:
-        wide = Blocks(128, 64, 8, 3)
-        return Cut(Blocks(128, 64, 8, 3, 128), wide, wide, Blocks(64, 64, 4, 2))
+    if width > 64:
+        return Cut(Blocks(64, 64, 4, 2, 128), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2))
     keys = Blocks(64, 64, 4, 2, 168) if even else Blocks(64, 64, 4, 3)
     return Cut(Blocks(64, 64, 4, 3, 128), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 3, 168), keys)
 
@@ -237,7 +236,7 @@ def estimate_backward(
         backward_keys[call.grid(k, cut.keys.n)](
             do, q, *copies, k, v, dk, dv, kept.rows, pulled, lists, counts, *call.sight, call.seed,
             *_strides(do, q, k, v, dk, dv), *call.steps, *call.lengths[:-1], call.blocks, call.margin, *call.drop,
-            STEPS=cut.forward.m // cut.keys.m, DESCRIBED=copies[0] is not do,
+            DESCRIBED=copies[0] is not do,
             **call.constants(), **_options(cut.keys),
         )  # fmt: skip
     return Gradients(dq, dk, dv, dscale, dbias, None if orders is None else dorders)
@@ -320,13 +319,12 @@ class Call:
         """The lists of `fused.lists.list_tiles`, and their counts: of the masked tiles and of the whole ones."""
         from compactattn.fused.lists import list_tiles
 
-        span = self.cut.keys.n // self.cut.forward.n
-        own, size = (_count(self.tiles, span), self.blocks) if by_key else (self.blocks, self.tiles)
+        own, size = (self.tiles, self.blocks) if by_key else (self.blocks, self.tiles)
         lists = bounds.new_empty((self.heads, own, size), dtype=torch.int16 if size < 2**15 else torch.int32)
         counts = bounds.new_empty((self.heads, own, 2))
         list_tiles[self.heads * own,](
             bounds, flags, lists, counts, bounds.stride(0) if len(bounds) > 1 else 0, self.lengths[0], self.blocks, self.tiles,
-            BY_KEY=by_key, FLAGGED=flags.numel() > 0, SPAN=span, BLOCK_N=self.cut.forward.n, CHUNK=128, num_warps=1,
+            BY_KEY=by_key, FLAGGED=flags.numel() > 0, BLOCK_N=self.cut.forward.n, CHUNK=128, num_warps=1,
         )  # fmt: skip
         return lists, counts
 

@@ -29,14 +29,14 @@ def bound_blocks(p_lo, p_hi, p_bounds, lo_b, hi_b, Q, K, BENDS: tl.constexpr, BL
 @triton.jit(do_not_specialize=["H", "blocks", "tiles", "bounds_b"])
 def list_tiles(
     p_bounds, p_flags, p_list, p_count, bounds_b, H, blocks, tiles,
-    BY_KEY: tl.constexpr, FLAGGED: tl.constexpr, SPAN: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
+    BY_KEY: tl.constexpr, FLAGGED: tl.constexpr, BLOCK_N: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """The tiles of keys that a block of queries of one head reaches; BY_KEY the blocks of queries that reach SPAN tiles.
+    """The tiles of keys that a block of queries of one head reaches; BY_KEY the blocks of queries that reach a tile.
 
     Masked ones stand in the list from its beginning, whole ones from its end.
     """
     size = blocks if BY_KEY else tiles
-    own = tl.cdiv(tiles, SPAN) if BY_KEY else blocks
+    own = tiles if BY_KEY else blocks
     head, place = tl.cast(tl.program_id(0) // own, tl.int64), tl.program_id(0) % own
     p_bounds += head // H * bounds_b
     p_flags += head * blocks * tiles
@@ -45,17 +45,12 @@ def list_tiles(
     for start in range(0, size, CHUNK):
         o = start + tl.arange(0, CHUNK)
         m = o < size
-        block, begin = (o, place * SPAN * BLOCK_N) if BY_KEY else (place + o * 0, o * BLOCK_N)
-        end = begin + (SPAN * BLOCK_N if BY_KEY else BLOCK_N)
+        block, tile = (o, place + o * 0) if BY_KEY else (place + o * 0, o)
+        begin, end = tile * BLOCK_N, (tile + 1) * BLOCK_N
         first, last = tl.load(p_bounds + 4 * block, mask=m, other=0), tl.load(p_bounds + 4 * block + 1, mask=m, other=0)
         seen = m & (first < end) & (last > begin)
-        if FLAGGED:
-            hit = m & (o < 0)
-            for part in tl.static_range(SPAN if BY_KEY else 1):
-                column = place * SPAN + part + o * 0 if BY_KEY else o
-                reached = m & (first < (column + 1) * BLOCK_N) & (last > column * BLOCK_N)  # elsewhere nothing was written
-                hit = hit | (tl.load(p_flags + block * tiles + column, mask=reached, other=0) != 0)
-            seen = seen & hit
+        if FLAGGED:  # elsewhere nothing was written
+            seen = seen & (tl.load(p_flags + block * tiles + tile, mask=seen, other=0) != 0)
         full_first, full_last = (
             tl.load(p_bounds + 4 * block + 2, mask=m, other=0),
             tl.load(p_bounds + 4 * block + 3, mask=m, other=0),

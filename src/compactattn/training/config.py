@@ -14,7 +14,8 @@ from compactattn.models.config import ModelConfig
 Precision = Literal["fp32", "bf16"]
 Compile = Literal["none", "parts", "whole"]
 ABSENT = "absent"
-FREE = ("training.device", "training.compile", "training.graph")  # where and how, which may change when a run is resumed
+# where and how, which may change when a run is resumed; a folder of data is known by its checksum
+FREE = ("training.device", "training.compile", "training.graph", "data.folder")
 
 
 class RunError(Exception):

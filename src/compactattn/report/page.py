@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from compactattn.models.config import ModelConfig
-from compactattn.models.language_model import build
 from compactattn.report import attended, maps, palette, svg
+from compactattn.report.facts import count_parameters, format_duration
 from compactattn.report.inspection import Inspection
 from compactattn.report.lines import Line, span
 from compactattn.report.paper import name_kernel
@@ -166,7 +162,7 @@ def _write_making(sections: list[Section], runs: Sequence[Run]) -> str:
         for section, line in _unique_lines(sections)
     )
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    summary = f"{count}, {_duration(total)} of training in all. Every number is from the files they wrote."
+    summary = f"{count}, {format_duration(total)} of training in all. Every number is from the files they wrote."
     left_out = ", ".join(run.source for run in runs if not run.evaluation)
     summary += f" Not evaluated, so not shown: {left_out}." if left_out else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
@@ -211,15 +207,9 @@ MAKING = (
 )
 
 
-@cache
-def count_parameters(model: ModelConfig) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build(model).parameters())
-
-
-def _unique_lines(sections: list[Section]) -> list[tuple[Section, Line[Any, Any]]]:
+def _unique_lines(sections: list[Section]) -> list[tuple[Section, Line[Any, Any, Any]]]:
     """Each line once, although it may be compared in two modes."""
-    found: list[tuple[Section, Line[Any, Any]]] = []
+    found: list[tuple[Section, Line[Any, Any, Any]]] = []
     seen: set[str] = set()
     for section in sections:
         for line in section.lines:
@@ -239,7 +229,7 @@ def _list_runs(sections: list[Section]) -> list[list[str]]:
             _steps(run),
             f"{run.config.training.batch:,}",
             _precision(run),
-            _duration(run.wall_seconds),
+            format_duration(run.wall_seconds),
             _hardware(run),
             str(run.environment.get("torch") or "–"),
             _commit(run),
@@ -272,16 +262,6 @@ def _hardware(run: Run) -> str:
 def _commit(run: Run) -> str:
     commit = str(run.environment.get("commit") or "–")
     return commit[:10] + ("+" if commit.endswith("+") else "")
-
-
-def _duration(seconds: float) -> str:
-    if not seconds:
-        return "–"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 # -- Markdown ------------------------------------------------------------------------------------

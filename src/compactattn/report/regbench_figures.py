@@ -12,10 +12,10 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator
 
 from compactattn.report.evaluations import Bins
-from compactattn.report.figures import BANDS, LINE_HEIGHT, STYLE, WIDTH, draw_panels, name_ends
+from compactattn.report.figures import BANDS, LINE_HEIGHT, STYLE, WIDTH, draw_curve, draw_panels, name_ends, one_panel
 from compactattn.report.palette import FAINT, MUTED, look_of
 from compactattn.report.regbench_comparison import MEASURES, Comparison, Line, count_epochs
 from compactattn.report.runs import Run
@@ -29,7 +29,6 @@ TICKS = {
     "accuracy": (0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.98, 0.99),
     "tvd": (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1),
 }
-MARKERS = 8  # on a curve of many points
 
 
 def draw_sizes(comparison: Comparison) -> Figure:
@@ -149,9 +148,9 @@ def draw_positions(comparison: Comparison, size: int) -> Figure | None:
     if not curves:
         return None
     with matplotlib.rc_context(STYLE):
-        figure, panel = _one_panel(len(curves))
+        figure, panel = one_panel(len(curves))
         for line, curve in curves.values():
-            _draw_curve(panel, line, curve)
+            draw_curve(panel, line, curve)
         panel.set_xlim(0, max(x for _, curve in curves.values() for x, _ in curve) * 1.01)
         panel.set(xlabel="position in the sequence", ylabel="legal next tokens")
         panel.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.0f} %")
@@ -169,11 +168,11 @@ def draw_validation(comparison: Comparison, size: int) -> Figure | None:
     if not lines:
         return None
     with matplotlib.rc_context(STYLE):
-        figure, panel = _one_panel(len(lines))
+        figure, panel = one_panel(len(lines))
         ends = []
         for line, curves in lines:
             for curve in curves:
-                _draw_curve(panel, line, curve)
+                draw_curve(panel, line, curve)
             last = float(np.exp(np.mean([math.log(max(curve[-1][1], 1e-12)) for curve in curves])))
             ends.append((line.label, last, max(curve[-1][0] for curve in curves), look_of(line.variant)))
         panel.set_yscale("log")
@@ -188,21 +187,3 @@ def draw_validation(comparison: Comparison, size: int) -> Figure | None:
 
 def _by_epoch(run: Run) -> list[tuple[float, float]]:
     return [(count_epochs(run, step), loss) for step, loss in run.validations]
-
-
-def _one_panel(lines: int) -> tuple[Figure, Axes]:
-    height = max(2.9, 0.9 + LINE_HEIGHT * lines)
-    figure = Figure(figsize=(WIDTH, height))
-    panel = figure.add_axes((0.13, 0.5 / height, 0.53, 1 - 0.65 / height))
-    panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    panel.grid(axis="y", color=FAINT, linewidth=0.6)
-    panel.set_axisbelow(True)
-    return figure, panel
-
-
-def _draw_curve(panel: Axes, line: Line, curve: Sequence[tuple[float, float]]) -> None:
-    look = look_of(line.variant)
-    panel.plot(
-        *zip(*curve, strict=True), color=look.colour, linestyle=look.dashes, linewidth=1.1, alpha=0.9, marker=look.marker,
-        markersize=2.8, markerfacecolor="none" if look.hollow else look.colour, markevery=max(1, len(curve) // MARKERS),
-    )  # fmt: skip

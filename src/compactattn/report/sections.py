@@ -72,7 +72,7 @@ class Section(NamedTuple):
     link: str
     finding: Finding
     parts: list[Part]
-    lines: Sequence[Line[Any, Any]]
+    lines: Sequence[Line[Any, Any, Any]]
 
     @property
     def pictures(self) -> list[Picture]:
@@ -187,5 +187,5 @@ def _slug(text: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-") or "task"
 
 
-def _colour(line: Line[Any, Any]) -> str:
+def _colour(line: Line[Any, Any, Any]) -> str:
     return palette.css_colour(palette.look_of(line.variant).colour)

@@ -66,6 +66,7 @@ def train_lm(
     dropout: float | None = None,
     width: int | None = None,
     heads: int | None = None,
+    keep: Literal["best", "last"] | None = None,
     precision: Literal["fp32", "bf16"] | None = None,
     accumulation: int | None = None,
     compile: Literal["none", "parts", "whole"] | None = None,
@@ -83,7 +84,8 @@ def train_lm(
 
     torchrun --nproc-per-node 8 -m compactattn train lm --data data/babistories --layers 12 --preset paper
 
-    The weights of the lowest validation loss are kept and tested. Ctrl-C saves; `compactattn resume RUN` goes on from there.
+    The weights of the lowest validation loss are tested, unless told otherwise. Ctrl-C saves; `compactattn resume RUN` goes on
+    from there.
 
     Args:
         data: A corpus that `compactattn data` has prepared; by default the built-in stories, prepared on the fly.
@@ -101,6 +103,8 @@ def train_lm(
         dropout: Of the weights of attention, and of what each block adds.
         width: Of the model.
         heads: Of each block.
+        keep: The weights that are tested and tell stories: those of the lowest validation loss (best), or of the last step, as
+            in the paper.
         precision: bf16 runs matrix products in bfloat16 under autocast.
         accumulation: Micro-batches in an update, on each process; by default as many as hold 32 windows each.
         compile: torch.compile for what surrounds attention (parts) or for everything (whole).
@@ -111,7 +115,7 @@ def train_lm(
         tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
     """
     given = {"dropout": dropout, "width": width, "heads": heads}
-    training = {"steps": steps, "batch": batch, "rate": rate, "final_rate": final_rate, "precision": precision,
+    training = {"steps": steps, "batch": batch, "rate": rate, "final_rate": final_rate, "keep": keep, "precision": precision,
                 "accumulation": accumulation, "compile": compile, "graph": graph, "device": device}  # fmt: skip
     config = configure(open_corpus(data), preset, model, kernel, layers, seed, length, given, training)
     folder = out or Path("runs") / language_modelling.NAME / name_run(config)

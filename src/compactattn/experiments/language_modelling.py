@@ -1,7 +1,8 @@
 """Language modelling: stories as a stream of tokens, and how well a model foretells the next one (paper §4.1).
 
 A preset is a function from a corpus and a model to a complete config; a variant changes fields of it. What a run is judged by,
-and what tells its stories, are the weights of its lowest validation loss; the paper takes those of the last step.
+and what tells its stories, are the weights of its lowest validation loss, or with `training.keep = "last"` those of its last
+step, as in the paper.
 """
 
 from __future__ import annotations
@@ -305,7 +306,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """The loss of a run on at most `samples` windows of a text, by position: the line that evaluation.jsonl keeps of it.
 
-    The weights are those of the lowest validation loss. `name` stands for the text in that line, if other than its own.
+    The weights are those of the lowest validation loss, or the last ones (`training.keep`). `name` stands for
+    the text in that line, if other than its own.
     """
     trained = open_run(folder, device)
     try:

@@ -39,7 +39,7 @@ class Teller:
 
     @staticmethod
     def open(folder: Path, device: str = "auto") -> Teller:
-        """The weights of the lowest validation loss."""
+        """The weights that the run is judged by."""
         trained = open_run(folder, device)
         try:
             return Teller(trained, Data.of(trained.config).load_tokenizer())

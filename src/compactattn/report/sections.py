@@ -162,6 +162,7 @@ def _draw_regbench(compared: regbench_comparison.Comparison, name: str) -> dict[
     size = regbench_figures.choose_size(compared)
     caption = f"Accuracy and TVD on {compared.title} against the number of training examples. {LOOKS}{OTHERS}"
     caption += " Bands: 95 % interval of the mean over seeds." if regbench_figures.shows_bands(compared) else ""
+    caption += " Grey lines: n-grams of the context, without training." if compared.references else ""
     drawn: dict[str, tuple[Callable[[], Figure | None], str]] = {
         "sizes": (lambda: regbench_figures.draw_sizes(compared), caption),
         "positions": (

@@ -90,9 +90,7 @@ def with_references():
 
 def test_n_grams_of_the_context_are_grey_lines_with_their_names(with_references, drawn, monkeypatch):
     assert_readable(with_references, monkeypatch)
-    for panel, plain, shares in zip(
-        with_references.axes, drawn["sizes"].axes, ([0.828, 0.936], [0.304, 0.212]), strict=True
-    ):
+    for panel, plain, shares in zip(with_references.axes, drawn["sizes"].axes, ([0.828, 0.936], [0.304, 0.212]), strict=True):
         names = {text.get_text() for text in panel.texts} - {text.get_text() for text in plain.texts}
         assert names == {"2-gram", "3-gram"}
         found = [line.get_ydata()[0] for line in panel.get_lines() if line.get_color() == palette.MUTED]

@@ -36,8 +36,7 @@ def draw_validation(comparison: Comparison) -> Figure | None:
         return None
     last = max(curve[-1][0] for _, curve in curves.values())
     late = _pick({label: (line, [point for point in curve if point[0] >= last / 2]) for label, (line, curve) in curves.items()})
-    base = comparison.base(comparison.home)
-    gaps = _subtract(late, dict(late[base.label][1]) if base is not None and base.label in late else {})
+    gaps = _differences(comparison, comparison.home, late)
     with matplotlib.rc_context(STYLE):
         figure, axes = _stack([1.7, _room(late), *([_room(gaps)] if gaps else [])])
         for line, curve in curves.values():
@@ -73,8 +72,7 @@ def draw_positions(comparison: Comparison) -> Figure | None:
         figure, axes = _stack([_room(curves) for curves in panels.values()])
         for panel, (split, curves) in zip(axes, panels.items(), strict=True):
             _draw_close(panel, curves)
-            panel.set_title(name_split(split), loc="left", pad=4)
-            panel.set_ylabel("loss", labelpad=2)
+            panel.set_title(f"{name_split(split)}: loss", loc="left", pad=4)
             _scale_positions(panel, curves)
             _name_curves(panel, curves, math.log2)
         axes[-1].set_xlabel("tokens read in the window, log scale")
@@ -83,7 +81,7 @@ def draw_positions(comparison: Comparison) -> Figure | None:
 
 def draw_differences(comparison: Comparison) -> Figure | None:
     """Loss less that of Gaussian attention, against the tokens read; None where there is no such line or no other."""
-    panels = {split: _differences(comparison, split) for split in comparison.splits}
+    panels = {split: _differences(comparison, split, _by_position(comparison, split)) for split in comparison.splits}
     panels = {split: curves for split, curves in panels.items() if curves}
     if not panels:
         return None
@@ -91,8 +89,7 @@ def draw_differences(comparison: Comparison) -> Figure | None:
         figure, axes = _stack([_room(curves) for curves in panels.values()])
         for panel, (split, curves) in zip(axes, panels.items(), strict=True):
             _draw_differences(panel, curves)
-            panel.set_title(name_split(split), loc="left", pad=4)
-            panel.set_ylabel("loss − Gaussian's", labelpad=2)
+            panel.set_title(f"{name_split(split)}: loss − Gaussian's", loc="left", pad=4)
             _scale_positions(panel, curves)
             _name_curves(panel, curves, math.log2)
         axes[-1].set_xlabel("tokens read in the window, log scale")
@@ -103,17 +100,16 @@ def _by_position(comparison: Comparison, split: str) -> Curves:
     return _pick({line.label: (line, list(smooth_positions(line, split).items())) for line in comparison.lines})
 
 
-def _differences(comparison: Comparison, split: str) -> Curves:
-    """Each curve less that of Gaussian attention."""
+def _differences(comparison: Comparison, split: str, curves: Curves) -> Curves:
+    """Each of the other curves less that of Gaussian attention, where both have a value; none without that one."""
     base = comparison.base(split)
-    theirs = smooth_positions(base, split) if base is not None else {}
-    return _subtract(_by_position(comparison, split), {float(x): y for x, y in theirs.items()})
-
-
-def _subtract(curves: Curves, theirs: Mapping[float, float]) -> Curves:
-    """Each curve less another, where both have a value; without the curve that it is."""
-    found = {label: (line, [(x, y - theirs[x]) for x, y in curve if x in theirs]) for label, (line, curve) in curves.items()}
-    return {label: (line, curve) for label, (line, curve) in _pick(found).items() if any(y for _, y in curve)}
+    if base is None or base.label not in curves:
+        return {}
+    theirs = dict(curves[base.label][1])
+    others = {label: (line, curve) for label, (line, curve) in curves.items() if label != base.label}
+    return _pick(
+        {label: (line, [(x, y - theirs[x]) for x, y in curve if x in theirs]) for label, (line, curve) in others.items()}
+    )
 
 
 def _pick(curves: Curves) -> Curves:

@@ -237,9 +237,10 @@ def one_panel(lines: int) -> tuple[Figure, Axes]:
     return figure, panel
 
 
-def draw_curve(panel: Axes, line: lines.Line[Any, Any, Any], curve: Sequence[tuple[float, float]]) -> None:
-    look = look_of(line.variant)
+def draw_curve(panel: Axes, line: lines.Line[Any, Any, Any], curve: Sequence[tuple[float, float]], every: Any = None) -> None:
+    """A curve with a few markers: at every so many points, or, as a share of the panel, at every so much of its way."""
+    look, every = look_of(line.variant), every or max(1, len(curve) // MARKERS)
     panel.plot(
         *zip(*curve, strict=True), color=look.colour, linestyle=look.dashes, linewidth=1.1, alpha=0.9, marker=look.marker,
-        markersize=2.8, markerfacecolor="none" if look.hollow else look.colour, markevery=max(1, len(curve) // MARKERS),
+        markersize=2.8, markerfacecolor="none" if look.hollow else look.colour, markevery=every,
     )  # fmt: skip

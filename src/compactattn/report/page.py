@@ -16,6 +16,7 @@ from compactattn.report.lines import Line, span
 from compactattn.report.paper import name_kernel
 from compactattn.report.runs import Run
 from compactattn.report.sections import Grid, Heading, Items, Part, Picture, Section, Sentences, make_sections, name_task
+from compactattn.report.tables import fold
 
 NOTHING_INSIDE = (
     "Attention from inside is not shown: it takes the weights of a Memory Mosaic, which run folders hold and files of "
@@ -75,7 +76,7 @@ def _list_words(inspections: Sequence[Inspection]) -> list[Part]:
     """Which words each head used, a table for each kernel, folded away on the page."""
     grids = [
         Grid(
-            _fold(escape(f"{name_kernel(one.kernel)}, layer {one.layer + 1}"), attended.format_html(one.summary, one.layer)),
+            fold(escape(f"{name_kernel(one.kernel)}, layer {one.layer + 1}"), attended.format_html(one.summary, one.layer)),
             attended.format_markdown(one.summary, one.layer),
             f"{name_kernel(one.kernel)}. {attended.describe(one.summary, one.layer)}",
         )
@@ -155,7 +156,7 @@ def _write_making(sections: list[Section], runs: Sequence[Run]) -> str:
     commands = list(dict.fromkeys(str(run.environment["command"]) for run in runs if run.environment.get("command")))
     listed = f"<pre>{escape(chr(10).join(commands))}</pre>" if commands else ""
     configs = "".join(
-        _fold(
+        fold(
             f"Config of {escape(line.label)}, {escape(name_task(section, line.runs[0]))}, seed {line.runs[0].config.seed}",
             f"<pre>{escape(line.runs[0].config.to_json())}</pre>",
         )
@@ -167,13 +168,9 @@ def _write_making(sections: list[Section], runs: Sequence[Run]) -> str:
     summary += f" Not evaluated, so not shown: {left_out}." if left_out else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     table = f'<div class="table runs"><div class="scroll">{table}</div></div>'
-    configs = _fold("Configs", configs) if len(runs) > FOLDED else configs
-    table = _fold("Every run", table) if len(runs) > FOLDED else table
+    configs = fold("Configs", configs) if len(runs) > FOLDED else configs
+    table = fold("Every run", table) if len(runs) > FOLDED else table
     return f'<section id="made"><h2>How it was made</h2><p>{escape(summary)}</p>{listed}{table}{configs}</section>'
-
-
-def _fold(title: str, content: str) -> str:
-    return f"<details><summary>{title}</summary>{content}</details>"
 
 
 def _show(picture: Picture) -> str:

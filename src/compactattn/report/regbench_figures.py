@@ -6,7 +6,7 @@ In the style of `figures`: a line is named at its end rather than in a legend.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -41,8 +41,10 @@ def draw_sizes(comparison: Comparison) -> Figure:
             panel = figure.add_axes((0.13, bottom / height, 0.53, each / height))
             for line in comparison.lines:
                 _draw_line(panel, line, measure, bands=shows_bands(comparison))
+            references = _draw_references(panel, comparison, measure)
             _scale_sizes(panel, comparison.sizes, named=True)
             _scale_shares(panel, measure)
+            _name_references(panel, references, measure)
             panel.set_title(TITLES[measure], loc="left", pad=4)
             panel.set_xlabel("training examples" if measure == MEASURES[-1] else "", labelpad=2)
             ends = [
@@ -51,6 +53,24 @@ def draw_sizes(comparison: Comparison) -> Figure:
             ]
             name_ends(panel, sorted(ends, key=lambda end: end[1]), math.log10)
     return figure
+
+
+def _draw_references(panel: Axes, comparison: Comparison, measure: str) -> dict[str, float]:
+    """A thin grey line at what each n-gram of the context reaches without training; returns their names and heights."""
+    found = {r.name: getattr(r, measure) for r in comparison.references if "gram" in r.name}
+    for share in found.values():
+        panel.axhline(share, color=MUTED, linewidth=0.7, zorder=1)
+    return {name.removeprefix("a ").removesuffix(" of the context"): share for name, share in found.items()}
+
+
+def _name_references(panel: Axes, references: Mapping[str, float], measure: str) -> None:
+    """Each name at the worse side of its line, where fewer curves are, and further right than the one before."""
+    rise, side = (-1.5, "top") if measure == "accuracy" else (1.5, "bottom")
+    for index, (name, share) in enumerate(references.items()):
+        panel.annotate(
+            name, (0.6 + 0.16 * index, share), xycoords=panel.get_yaxis_transform(), xytext=(0, rise),
+            textcoords="offset points", color=MUTED, size=7, va=side, zorder=4,
+        )  # fmt: skip
 
 
 def shows_bands(comparison: Comparison) -> bool:

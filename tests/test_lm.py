@@ -12,7 +12,9 @@ from tests.experiments.lm_examples import make_corpus, write_stories
 from compactattn import cli
 from compactattn.cli import lm as commands
 from compactattn.data.corpus import Corpus
+from compactattn.data.tokenizers import Bytes
 from compactattn.experiments.runs import open_run, read_evaluation
+from compactattn.models.generation import TextStream
 from compactattn.training import checkpoint
 from compactattn.training.records import read_metrics
 
@@ -133,8 +135,11 @@ def test_several_prompts_are_answered_together(run, tmp_path, capsys):
     assert capsys.readouterr().out == parts[2].removesuffix("\n")
 
 
-def test_control_characters_do_not_reach_the_terminal():
-    assert "a\x1b[2Jb\n\tc\x7f\x9b".translate(commands.HARMLESS) == "a\ufffd[2Jb\n\tc\ufffd\ufffd"
+def test_control_characters_do_not_reach_the_terminal(run, monkeypatch, capsys):
+    wild = "a\x1b[2Jb\n\tc\x7f\x9b"
+    monkeypatch.setattr(commands.Teller, "stream", lambda self, prompt, wish: TextStream(iter(wild.encode()), Bytes()))
+    cli.main(["generate", str(run), "--prompt", "x", "--device", "cpu"])
+    assert capsys.readouterr().out == "xa\ufffd[2Jb\n\tc\ufffd\ufffd\n"
 
 
 def test_inspect_shows_tokens_as_text(run, capsys):
@@ -144,6 +149,23 @@ def test_inspect_shows_tokens_as_text(run, capsys):
     assert re.search(r"[afo]@\d", shown)
     cli.main(["inspect", str(run), "--device", "cpu"])
     assert "of 24, looked back" in capsys.readouterr().out
+
+
+def test_a_sweep_trains_each_kernel_once_and_leaves_a_report(corpus, tmp_path, monkeypatch, capsys):
+    tiny = commands.language_modelling.cpu_quick
+
+    def smaller(*given, **more):
+        return commands.vary(tiny(*given, **{**more, "length": 24}), model={"width": 16, "heads": 2}, training={"batch": 4})
+
+    monkeypatch.setitem(commands.language_modelling.PRESETS, "cpu-quick", smaller)
+    command = ["sweep", "lm", "--data", str(corpus), "--kernels", "gaussian,triweight,entmax43,transformer", "--layers", "1"]
+    cli.main([*command, "--steps", "4", "--samples", "5", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)])
+    names = [f"stories-{name}-1-0" for name in ("mosaic-gaussian", "mosaic-triweight", "transformer-gaussian")]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith(" stories-")] == names
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "report"}
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "4/3-entmax" in page
+    assert "What context is worth" in page
 
 
 def test_resume_goes_on_with_the_same_text(run, capsys):

@@ -282,10 +282,19 @@ def test_texts_without_a_window_are_told_in_one_sentence(run, tmp_path):
         lm.evaluate_run(run, str(tmp_path / "latin.txt"), device="cpu")
 
 
-def test_ids_that_the_tokenizer_does_not_know_are_refused():
+def test_ids_that_the_tokenizer_does_not_know_are_refused(run, tmp_path):
+    folder = prepare_file(write_stories(tmp_path / "others.txt"), tmp_path / "damaged")
+    for place in (0, 1):  # the first of all is read, and never foretold
+        ids = np.fromfile(folder / "train.bin", "<u2")
+        ids[0], ids[1] = 65, 65
+        ids[place] = 300
+        ids.tofile(folder / "train.bin")
+        with pytest.raises(RunError, match="damaged: id 300 is outside the vocabulary"):
+            lm.evaluate_run(run, str(folder), device="cpu")
+
+
+def test_the_end_of_a_document_spells_no_byte():
     assert lm.count_bytes(Bytes(), np.array([[104, 256], [105, 105]])) == 3
-    with pytest.raises(ValueError, match="id 300 is outside the vocabulary"):
-        lm.count_bytes(Bytes(), np.array([[104, 300]]))
 
 
 def test_a_trained_run_is_evaluated_once(corpus, tmp_path):

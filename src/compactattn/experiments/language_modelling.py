@@ -316,6 +316,7 @@ def evaluate_run(
         tokenizer = data.load_tokenizer()
         with naming(name or text.name):
             windows = spread_windows(text.tokens, data.length, samples)
+            check_ids([int(windows.inputs.max())], tokenizer.vocab)
             text_bytes = count_bytes(tokenizer, windows.targets.numpy())
     except ValueError as error:
         raise RunError(str(error)) from error
@@ -333,7 +334,6 @@ def evaluate_run(
 def count_bytes(tokenizer: Tokenizer, tokens: Array) -> int:
     """Bytes of UTF-8 that the tokens spell; the end of a document spells none."""
     ids, counts = np.unique(tokens, return_counts=True)
-    check_ids(ids[-1:], tokenizer.vocab)
     sizes = [0 if i == tokenizer.end else len(tokenizer.to_bytes([i])) for i in ids.tolist()]
     return int(np.dot(counts, sizes))
 

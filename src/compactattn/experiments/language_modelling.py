@@ -177,7 +177,7 @@ def gpu_short(
 def cpu_quick(
     corpus: Corpus, model: Model = "mosaic", kernel: str = "gaussian", layers: int = 2, length: int = 128
 ) -> RunConfig:
-    """A narrow model on short windows: two minutes on two CPU cores, where tokens are bytes."""
+    """A narrow model on short windows: about two minutes on two CPU cores, where tokens are bytes."""
     size = _describe_model(corpus, model, kernel, layers, length, width=128, heads=4, slots=64, dropout=0.0)
     return _configure(
         Data.describe(corpus, length, validation_windows=64), size, 1000, 16, rates=Rates(5e-3, 5e-4),

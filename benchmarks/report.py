@@ -6,20 +6,14 @@ python -m benchmarks.report
 from __future__ import annotations
 
 import re
-import tempfile
 from pathlib import Path
 
 from benchmarks.common import read
+from benchmarks.experiments import comparisons_section, lm_section, references_section, regbench_section
 from compactattn.bench.contestants import AUTOTUNING, CONTESTANTS
 from compactattn.bench.goals import BEHIND_TRANSFORMER, HEAD_DIMS, TOKENS_PER_SECOND, count_verdicts, format_goals
 from compactattn.bench.results import Row
 from compactattn.bench.results import format_markdown as table
-from compactattn.data.regbench import load_regbench
-from compactattn.experiments import in_context
-from compactattn.report import regbench_comparison, regbench_finding, regbench_tables, tables
-from compactattn.report.comparison import compare
-from compactattn.report.finding import find, hold_against_paper, list_departures
-from compactattn.report.runs import load
 
 ROOT = Path(__file__).parent.parent
 
@@ -320,52 +314,6 @@ def gpu_sources(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def comparisons_section(folder: str, headings: bool = True) -> str:
-    """Every comparison that the files of a folder allow, in the words of the report."""
-    parts = []
-    for comparison in compare(load([ROOT / "results" / folder])):
-        found = find(comparison)
-        parts += [f"### {comparison.title}, {comparison.mode}"] if headings else []
-        parts += [f"**{found.headline}** {' '.join(found.details)}"]
-        parts += [tables.describe(comparison), tables.format_markdown(comparison), " ".join(hold_against_paper(comparison))]
-        missing = comparison.not_run()
-        parts += [f"Rows of the paper that were not run: {', '.join(missing)}."] if missing else []
-        if comparison.published:
-            parts += ["Departures from the paper:\n\n" + "\n".join(f"- {note}" for note in list_departures(comparison))]
-    return "\n\n".join(part for part in parts if part)
-
-
-def regbench_section() -> str:
-    """Table 1 from the files of results/regbench, in the words of the report."""
-    folder = ROOT / "results" / "regbench"
-    parts = []
-    for comparison in regbench_comparison.compare(load([folder]) if any(folder.glob("*.jsonl")) else []):
-        found, gaps = regbench_finding.find(comparison), regbench_finding.list_gaps(comparison)
-        changed = "".join(f", {name} {value}" for name, value in comparison.changes.items())
-        parts += [f"#### {comparison.title}{changed}, {comparison.split} split"]
-        parts += [f"**{found.headline}** {' '.join(found.details)}", _list(regbench_finding.list_kernels(comparison))]
-        parts += [regbench_tables.describe(comparison), regbench_tables.format_markdown(comparison)]
-        parts += [" ".join(regbench_finding.hold_against_paper(comparison))]
-        missing = comparison.not_run()
-        parts += [f"Of the paper, not run: {', '.join(missing)}."] if missing else []
-        parts += [f"More than two points from the paper:\n\n{_list(gaps)}"] if gaps else []
-        departures = regbench_finding.list_departures(comparison)
-        parts += [f"Departures from the paper:\n\n{_list(departures)}"] if departures else []
-    return "\n\n".join(part for part in parts if part) or "No results yet."
-
-
-def references_section() -> str:
-    """What needs no training, on the published test set."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = in_context.score_references(load_regbench(folder=Path(folder)).test)
-    rows = [[name, f"{100 * score['accuracy']:.1f}", f"{100 * score['tvd']:.1f}"] for name, score in found.items()]
-    return table(["without training", "accuracy, %", "TVD, %"], rows)
-
-
-def _list(items: list[str]) -> str:
-    return "\n".join(f"- {item}" for item in items)
-
-
 def source(name: str) -> str:
     row = read(name)[-1]
     place = row.get("device") or f"{row['cpu']}, {row['threads']} threads"
@@ -445,6 +393,7 @@ def pages() -> dict[Path, str]:
     text = fill(experiments.read_text(), "length-gen", comparisons_section("length-gen"))
     text = fill(text, "regbench", regbench_section())
     text = fill(text, "references", references_section())
+    text = fill(text, "lm", lm_section())
     return {
         ROOT / "benchmarks" / "README.md": benchmarks_page(),
         readme: fill(readme.read_text(), "benchmarks", readme_section()),

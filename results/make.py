@@ -2,10 +2,11 @@
 
     python results/make.py length-gen --tasks mqmtar,sort --seeds 0 --steps 2000
     python results/make.py regbench --examples 1000,2500,5000 --epochs 200 --workers 6
+    python results/make.py lm --data data/stories --layers 1,8 --steps 2000 --ood simplewiki=data/simplewiki
 
-One line for each run goes to a file under OUT (results/length-gen, results/regbench): config, environment, loss curve, wall
-time, evaluation. A run that has its line already is left out, so the command can be repeated. It needs torch, numpy and
-safetensors, and a GPU.
+One line for each run goes to a file under OUT (results/length-gen, results/regbench, results/lm): config, environment, loss
+curve, wall time, evaluation and, for a language model, a story. A run that has its line already is left out, so the command can
+be repeated. It needs torch, numpy and safetensors (lm with GPT-2 tokens also tiktoken), and a GPU.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,10 +26,14 @@ from typing import Any
 import torch
 import torch.multiprocessing as processes
 
-from compactattn.experiments import in_context
+from compactattn.data.corpus import Corpus
+from compactattn.experiments import in_context, language_modelling
 from compactattn.experiments import length_generalisation as length_gen
 from compactattn.experiments.registry import experiment_of
+from compactattn.experiments.storytelling import Wish, tell_story
+from compactattn.kernels import parse
 from compactattn.memory.released import departs
+from compactattn.models.generation import Sampling
 from compactattn.report import paper, regbench_paper
 from compactattn.report.runs import export, load_results
 from compactattn.training.config import RunConfig, vary
@@ -43,6 +50,11 @@ TABLES = {
     "alibi": paper.ALIBI.rows,
     "released": RELEASED,
 }
+# of the language-modelling experiment; nearest neighbours compare k at one layer, and deeper models take one of them
+KERNELS = ("gaussian", "norm_relu", "epanechnikov", "relumax(1)", "relumax(2)", "relumax(3)", "biweight", "triweight")
+NEAREST, NEIGHBOURS = ("topk_uniform({})", "topk_softmax({})"), (16, 32, 64)
+PROMPT, WISH = "Once upon a time", Wish(200, Sampling(temperature=0.8, top_p=0.95), seed=0)
+WINDOWS = 2000  # of a text, at most
 
 
 def list_length_gen(given: argparse.Namespace) -> list[RunConfig]:
@@ -85,17 +97,72 @@ def list_regbench(given: argparse.Namespace) -> list[RunConfig]:
     return configs
 
 
+def list_lm(given: argparse.Namespace) -> list[RunConfig]:
+    """A config for each depth and kernel, and the transformer; shallow models first, and every row before a second seed."""
+    corpus = Corpus.open(given.data)
+    pairs = (pair.partition("=") for pair in given.ood.split(",") if pair)
+    given.texts = {name: where or name for name, _, where in pairs}
+    for where in given.texts.values():  # before hours are spent on training
+        language_modelling.open_text(language_modelling.Data.describe(corpus), where)
+    few = {"steps": given.steps, "warmup": language_modelling.choose_warmup(given.steps), "checkpoint_every": given.steps,
+           "validate_every": max(1, given.steps // given.validations), "keep": given.keep}  # fmt: skip
+    few |= {name: value for name in ("batch", "rate", "final_rate") if (value := getattr(given, name)) is not None}
+    return [
+        vary(language_modelling.gpu_short(corpus, model, kernel, layers), seed=seed, training=few)
+        for seed in read_numbers(given.seeds)
+        for layers in read_numbers(given.layers)
+        for model, kernel in choose_rows(given, layers)
+    ]
+
+
+def choose_rows(given: argparse.Namespace, layers: int) -> Iterator[tuple[Any, str]]:
+    """Model and kernel of the rows that were asked for at some depth."""
+    numbers = NEIGHBOURS if layers == 1 else [given.k]
+    usual = [*KERNELS, *(kernel.format(k) for kernel in NEAREST for k in numbers), "transformer"]
+    asked = re.split(r",(?![^()]*\))", given.kernels) if given.kernels else usual
+    rows = {}
+    for name in asked:
+        model, kernel = ("transformer", "gaussian") if name == "transformer" else ("mosaic", name.strip())
+        positions = "learned" if model == "transformer" else "none"
+        rows[paper.Variant(model, parse(kernel), positions).label] = model, str(parse(kernel))
+    if unknown := [name for name in given.row or [] if name not in rows]:
+        raise SystemExit(f"row {unknown[0]!r} is unknown; the rows are {', '.join(map(repr, rows))}")
+    return (rows[name] for name in given.row or rows)
+
+
+def finish_lm(folder: Path, given: argparse.Namespace) -> None:
+    """What a run of language modelling is asked beyond its validation split: other texts, and a story."""
+    for name, where in given.texts.items():
+        language_modelling.evaluate_run(folder, where, WINDOWS, name=name)
+    tell_story(folder, PROMPT, WISH)
+
+
+def strip_place(config: RunConfig) -> RunConfig:
+    """The config without the folder of its corpus, which is another on every machine; name and checksum stay."""
+    return replace(config, data={**config.data, "folder": ""}) if "folder" in config.data else config
+
+
+def strip_folders(command: str) -> str:
+    """A command line with the last name of each absolute path."""
+    return re.sub(r"(?<![\w.])/(?:[^\s,='\"/]+/)+", "", command)
+
+
 def read_numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def name_part(config: RunConfig) -> str:
+    """The part of the table that a run belongs to, and the file its line goes to."""
+    data = config.data
+    return str(data.get("task") or data.get("examples") or f"{data['corpus']}-{config.model.layers}")
+
+
 def describe(config: RunConfig) -> str:
     model = config.model
-    what = config.data.get("task") or f"{config.data['examples']} examples"
-    return f"{what} {model.architecture} {model.kernel} {model.positions} seed {config.seed}"
+    return f"{name_part(config)} {model.architecture} {model.kernel} {model.positions} seed {config.seed}"
 
 
-def make(config: RunConfig, out: Path) -> None:
+def make(config: RunConfig, out: Path, given: argparse.Namespace) -> None:
     """Trains and evaluates one run and appends its line."""
     experiment, started = experiment_of(config), time.time()
     with tempfile.TemporaryDirectory() as name:
@@ -103,26 +170,32 @@ def make(config: RunConfig, out: Path) -> None:
         summary = experiment.run(config, folder, show_progress=False)
         trained = time.time() - started
         experiment.complete_evaluation(config, folder, 1000)
+        if given.finish is not None:
+            given.finish(folder, given)
         line = export(folder)
-    file = os.open(
-        out / f"{config.data.get('task') or config.data['examples']}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644
-    )
+    line["config"]["data"] = strip_place(config).data
+    line["environment"]["command"] = strip_folders(line["environment"]["command"])
+    file = os.open(out / f"{name_part(config)}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(file, (json.dumps(line) + "\n").encode())  # in one piece: several workers write
     os.close(file)
-    shares = (
-        row["exact"] / row["samples"] if "exact" in row else row["right"] / row["positions"] for row in line["evaluation"]
-    )
     times = f"{summary.step} steps in {trained:.0f} s, evaluation {time.time() - started - trained:.0f} s"
-    print(f"{describe(config)}: {' '.join(f'{share:.3f}' for share in shares)}  ({times})", flush=True)
+    print(f"{describe(config)}: {' '.join(map(show, line['evaluation']))}  ({times})", flush=True)
 
 
-def work(queue: Any, out: Path, deadline: float, failed: Any) -> None:
+def show(row: dict[str, Any]) -> str:
+    """An evaluation in a word: the share that is right, or the loss on a text."""
+    if "exact" in row:
+        return f"{row['exact'] / row['samples']:.3f}"
+    return f"{row['right'] / row['positions']:.3f}" if "right" in row else f"{row['split']} {row['loss']:.4f}"
+
+
+def work(queue: Any, out: Path, deadline: float, failed: Any, given: argparse.Namespace) -> None:
     while (config := queue.get()) is not None:
         if time.time() > deadline:
             print(f"no time left for {describe(config)}", flush=True)
             continue
         try:
-            make(config, out)
+            make(config, out, given)
         except Interrupted:
             return
         except Exception as error:  # one run that fails must not take the others with it
@@ -137,14 +210,28 @@ def read_arguments() -> argparse.Namespace:
     length.add_argument("--tasks", default="mqmtar,sort,reverse")
     length.add_argument("--table", default="all", choices=[*TABLES, "all"])
     length.add_argument("--steps", type=int, default=2000)
-    length.set_defaults(list=list_length_gen)
+    length.set_defaults(list=list_length_gen, finish=None)
     regbench = which.add_parser(in_context.NAME)
     regbench.add_argument("--examples", default="1000,2500,5000")
     regbench.add_argument("--row", action="append", help="a row of the table by its name there; all if not given")
     regbench.add_argument("--epochs", type=int, default=200)
     regbench.add_argument("--patience", type=int, default=40, help="epochs without a lower validation loss")
-    regbench.set_defaults(list=list_regbench)
-    for part in (length, regbench):
+    regbench.set_defaults(list=list_regbench, finish=None)
+    lm = which.add_parser(language_modelling.NAME)
+    lm.add_argument("--data", type=Path, required=True, help="a corpus that `compactattn data` has prepared")
+    lm.add_argument("--ood", default="", help="other texts to evaluate on, as in simplewiki=DIR,tinystories=DIR")
+    lm.add_argument("--layers", default="1,8")
+    lm.add_argument("--kernels", default="", help="kernels, and transformer; all rows of the paper if not given")
+    lm.add_argument("--row", action="append", help="one of them by its name in the report, as in 4/3-entmax")
+    lm.add_argument("--k", type=int, default=32, help="neighbours in deeper models; the paper found 32 the best at one layer")
+    lm.add_argument("--steps", type=int, default=2000)
+    lm.add_argument("--validations", type=int, default=20, help="during training")
+    lm.add_argument("--keep", default="last", choices=["last", "best"], help="weights to evaluate; the paper's are the last")
+    lm.add_argument("--batch", type=int)
+    lm.add_argument("--rate", type=float)
+    lm.add_argument("--final-rate", type=float)
+    lm.set_defaults(list=list_lm, finish=finish_lm)
+    for part in (length, regbench, lm):
         part.add_argument("--seeds", default="0")
         part.add_argument("--workers", type=int, default=1, help="runs at a time on the one GPU")
         part.add_argument("--minutes", type=float, default=1e6, help="start no run after this time")
@@ -158,14 +245,14 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     configs = given.list(given)
     done = [run.config for path in out.glob("*.jsonl") for run in load_results(path)]
-    todo = [config for config in configs if config not in done]
+    todo = [config for config in configs if strip_place(config) not in done]
     print(f"{len(todo)} of {len(configs)} runs to do on {torch.cuda.get_device_name()}", flush=True)
     context = processes.get_context("spawn")
     queue, failed = context.Queue(), context.Value("i", 0)
     for config in [*todo, *[None] * given.workers]:
         queue.put(config)
     deadline = time.time() + 60 * given.minutes
-    workers = [context.Process(target=work, args=(queue, out, deadline, failed)) for _ in range(given.workers)]
+    workers = [context.Process(target=work, args=(queue, out, deadline, failed, given)) for _ in range(given.workers)]
     for worker in workers:
         worker.start()
     for worker in workers:

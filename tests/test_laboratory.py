@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from compactattn import cli
-from compactattn.cli.length_gen import split_kernels
+from compactattn.cli.work import split_kernels
 from compactattn.experiments import in_context
 from compactattn.experiments import length_generalisation as length_gen
 from compactattn.experiments.runs import read_evaluation

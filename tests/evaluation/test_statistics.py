@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from compactattn.evaluation.statistics import summarise, t_interval, wilson_interval
+from compactattn.evaluation.statistics import mean_interval, pooled_reach, summarise, t_interval, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -77,3 +77,17 @@ def test_what_has_no_interval_is_refused(call, message):
     with pytest.raises(ValueError) as error:
         call()
     assert str(error.value) == message
+
+
+def test_an_interval_of_numbers_of_any_size_is_not_clipped():
+    low, high = mean_interval([2.5, 2.6, 2.55])
+    assert (low + high) / 2 == pytest.approx(2.55)
+    assert high - low == pytest.approx(2 * 4.3027 * 0.05 / 3**0.5, rel=1e-4)
+    assert t_interval([0.5, 0.9]) == (0.0, 1.0)
+
+
+def test_the_reach_of_chance_pools_the_spread_within_groups():
+    groups = [[1.0, 2.0, 3.0], [10.0, 12.0], [7.0]]  # squares 2 and 2 over three degrees of freedom
+    assert pooled_reach(groups, 1, 1) == pytest.approx(3.1824 * (4 / 3) ** 0.5 * 2**0.5, rel=1e-4)
+    assert pooled_reach(groups, 4, 4) == pytest.approx(pooled_reach(groups, 1, 1) / 2)
+    assert pooled_reach([[1.0], [2.0], []], 1, 1) is None

@@ -74,7 +74,7 @@ def test_the_experiment_decides_how_a_line_is_read():
     assert isinstance(read(LEAST), Scored)
     for experiment, message in (
         ("regbench", "here: split is missing from an evaluation"),
-        ("stories", "here: experiment 'stories' is unknown; a report knows length-gen and regbench"),
+        ("poems", "here: experiment 'poems' is unknown; a report knows length-gen, regbench, lm"),
     ):
         with pytest.raises(ValueError) as error:
             read_evaluation(experiment, row, "here")

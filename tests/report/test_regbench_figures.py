@@ -8,7 +8,7 @@ from regbench_examples import make_all_runs, make_run, make_score
 from test_figures import assert_readable
 
 from compactattn.report import palette, regbench_figures
-from compactattn.report.evaluations import Bins
+from compactattn.report.evaluations import Bins, Reference
 from compactattn.report.regbench_comparison import MEASURES, compare
 from compactattn.report.regbench_paper import ROWS
 
@@ -75,6 +75,27 @@ def test_bands_are_drawn_over_seeds_alone(drawn):
     assert [len(panel.collections) for panel in drawn["few"].axes] == [2, 2]
     assert all(len(panel.get_yticks()) > 1 for panel in drawn["few"].axes)
     assert [len(panel.collections) for panel in drawn["sizes"].axes] == [0, 0]
+
+
+GRAMS = [Reference("a 2-gram of the context", 0.828, 0.304), Reference("a 3-gram of the context", 0.936, 0.212)]
+
+
+@pytest.fixture(scope="module")
+def with_references():
+    filtered = Reference("a filter that knows the automaton and not its state", 0.973, 0.038)
+    runs = [dataclasses.replace(run, evaluation=[run.evaluation[0]]) for run in make_all_runs()]
+    row = dataclasses.replace(runs[0].evaluation[0], references=(*GRAMS, filtered))
+    return regbench_figures.draw_sizes(compare([dataclasses.replace(runs[0], evaluation=[row]), *runs[1:]])[0])
+
+
+def test_n_grams_of_the_context_are_grey_lines_with_their_names(with_references, drawn, monkeypatch):
+    assert_readable(with_references, monkeypatch)
+    for panel, plain, shares in zip(with_references.axes, drawn["sizes"].axes, ([0.828, 0.936], [0.304, 0.212]), strict=True):
+        names = {text.get_text() for text in panel.texts} - {text.get_text() for text in plain.texts}
+        assert names == {"2-gram", "3-gram"}
+        found = [line.get_ydata()[0] for line in panel.get_lines() if line.get_color() == palette.MUTED]
+        assert found == shares
+        assert all(panel.get_ylim()[0] < share < panel.get_ylim()[1] for share in shares)
 
 
 def test_all_variants_look_different_without_their_colour_too():

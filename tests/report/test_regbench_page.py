@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from benchmarks import report as documents
+from benchmarks import experiments as documents
 from regbench_examples import make_all_runs, make_run
 from report_examples import make_run as make_length_run
 from report_examples import write_lines

@@ -37,6 +37,15 @@ def test_the_weights_of_the_lowest_validation_loss_are_kept(tmp_path):
     assert checkpoints.load(tmp_path).step == 12
 
 
+def test_a_run_that_keeps_the_last_weights_writes_no_best_ones_and_is_judged_by_the_last(tmp_path):
+    summary = run(tmp_path, validate=script([3.0, 1.0, 2.0, 1.0]), validate_every=3, keep="last")
+    assert (summary.step, summary.best_step) == (12, 0)
+    assert not (tmp_path / BEST).exists()
+    assert find_best(tmp_path) == tmp_path
+    assert run(tmp_path, resume=True, validate=script([]), validate_every=3, keep="last").best_step == 0
+    assert not (tmp_path / BEST).exists()
+
+
 def test_a_validation_without_a_loss_selects_nothing(tmp_path):
     summary = run(tmp_path, validate=lambda model: {"accuracy": 1.0}, validate_every=3)
     assert summary.best_step == 0

@@ -6,10 +6,13 @@ Examples:
   compactattn sweep length-gen --kernels gaussian,sparsemax,relumax --seeds 3
   compactattn train regbench --model mosaic --kernel biweight --examples 1000
   compactattn data demo-stories        stories to learn, with no download; also: data text FILES, data babistories
+  compactattn train lm --kernel triweight --layers 8 --data DIR
+  compactattn evaluate RUN --data simplewiki --by-position
+  compactattn generate RUN --prompt "Once upon a time" --tokens 200
   compactattn evaluate RUN --lengths 64,128,256 --mode free-running
   compactattn report RUN ... --out report
   compactattn resume RUN               go on after Ctrl-C
-  compactattn generate RUN             let a model answer a prompt
+  compactattn generate RUN             let a model answer a prompt, or tell a story
   compactattn inspect RUN              which words each head used, and how sparse each layer is
   compactattn bench attention          time every kernel on this GPU, beside its peers
   compactattn models                   named sizes with their parameters

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -12,20 +13,21 @@ from rich import box
 from rich.table import Table
 from tyro.conf import Positional
 
-from compactattn.cli import length_gen, regbench
+from compactattn.cli import length_gen, lm, regbench
 from compactattn.cli.app import UsageError, app, console, require_counts
-from compactattn.cli.work import fit_to_machine, read_numbers, train_run, write_page
+from compactattn.cli.work import Asked, fit_to_machine, train_run, write_page
 from compactattn.evaluation.exact_match import MODES, Mode
-from compactattn.experiments import in_context, length_generalisation
+from compactattn.experiments import in_context, language_modelling, length_generalisation
 from compactattn.experiments.registry import experiment_of
 from compactattn.models.config import ARCHITECTURES
+from compactattn.models.generation import Sampling
 from compactattn.models.language_model import build, count_parameters
 from compactattn.models.zoo import ZOO
 from compactattn.training import checkpoint
 from compactattn.training.distributed import choose_device, leads
 
 Lengths = Annotated[str, tyro.conf.arg(metavar="N,N,...")]
-COMMANDS: Mapping[str, Any] = {length_generalisation.NAME: length_gen, in_context.NAME: regbench}
+COMMANDS: Mapping[str, Any] = {length_generalisation.NAME: length_gen, in_context.NAME: regbench, language_modelling.NAME: lm}
 
 
 @app.command
@@ -49,37 +51,46 @@ def resume(run: Positional[Path], evaluate: bool = True, tensorboard: bool = Fal
 @app.command
 def evaluate(
     run: Positional[Path],
+    data: str = "",
+    by_position: bool = False,
     lengths: Lengths = "",
-    mode: Mode = "teacher-forced",
+    mode: Mode = MODES[0],
     samples: int = 1000,
     split: Literal["test", "validation"] = "test",
     device: str = "auto",
 ) -> None:
-    """Test a trained model: on sequences of given lengths, or on the held-out languages of RegBench.
+    """Test a trained model: on a text, on sequences of given lengths, or on the held-out languages of RegBench.
+
+    compactattn evaluate runs/lm/demo-stories-mosaic-triweight-2-0 --data simplewiki.txt.gz --by-position
 
     compactattn evaluate runs/length-gen/mqmtar-sparsemax-0 --lengths 64,128,256,512 --mode free-running
 
     compactattn evaluate runs/regbench/mosaic-biweight-1000-0
 
+    Where a run has validated by loss, the weights of its lowest one are tested, else those of its last step.
+
     Args:
-        run: Folder of the run. Lengths, mode and samples are for length generalisation, split is for RegBench.
+        run: Folder of the run. Data and by-position are for language modelling, lengths and mode for length generalisation,
+            samples for both, split is for RegBench.
+        data: A prepared corpus, all of whose documents are read; its name, if it lies in data/ or beside the run's own; or a
+            text file (.txt, .jsonl, .gz of both), read with the run's tokenizer. By default the run's validation split.
+        by_position: Also show the loss against the position in the window.
         lengths: Source lengths separated by commas; by default those of the paper's table.
         mode: teacher-forced, as published (each token is judged given the true ones before it), or free-running (the model
             goes on from its own tokens).
-        samples: Test sequences at each length. The run keeps the line with the most samples.
+        samples: Test sequences at each length, or windows of text at most. The run keeps the line with the most samples.
         split: Which of the languages that were held out.
         device: auto, cpu or cuda.
     """
     choose_device(device)
-    if _commands_of(run) is length_gen:
-        if split != "test":
-            raise UsageError(f"--split is for RegBench, and {run} is a run of length generalisation")
-        numbers = read_numbers(lengths, "lengths") if lengths else None
-        length_gen.print_matches(length_gen.evaluate_lengths(run, numbers, mode, samples, device))
-    elif lengths or mode != MODES[0] or samples != 1000:
-        raise UsageError(f"--lengths, --mode and --samples are for length generalisation, and {run} is a run of RegBench")
-    else:
-        regbench.evaluate_and_show(run, device, split)
+    usual = {"data": "", "by_position": False, "lengths": "", "mode": MODES[0], "samples": 1000, "split": "test"}
+    given = {"data": data, "by_position": by_position, "lengths": lengths, "mode": mode, "samples": samples, "split": split}
+    commands = _commands_of(run)
+    for name, value in given.items():
+        if value != usual[name] and name not in commands.OPTIONS:
+            owners = " and ".join(other.TITLE for other in COMMANDS.values() if name in other.OPTIONS)
+            raise UsageError(f"--{name.replace('_', '-')} is for {owners}, and {run} is a run of {commands.TITLE}")
+    commands.evaluate_and_show(run, device, **{name: given[name] for name in commands.OPTIONS})
 
 
 @app.command
@@ -102,11 +113,23 @@ def report(runs: Positional[tuple[Path, ...]], out: Path = Path("report"), devic
 
 @app.command
 def generate(
-    run: Positional[Path], prompt: str = "", tokens: int = 256, temperature: float = 0.0, seed: int = 0, device: str = "auto"
+    run: Positional[Path],
+    prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
+    prompts_file: Path | None = None,
+    tokens: int = 256,
+    temperature: float | None = None,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    samples: int = 1,
+    stop: bool = True,
+    seed: int = 0,
+    save: bool = False,
+    device: str = "auto",
 ) -> None:
-    """Let a trained model answer a prompt.
+    """Let a trained model answer a prompt, or go on with a story.
 
-    compactattn generate runs/length-gen/mqmtar-sparsemax-0
+    compactattn generate runs/lm/demo-stories-mosaic-triweight-2-0 --prompt "Once upon a time" --tokens 200 --temperature 0.8
 
     compactattn generate runs/length-gen/sort-sparsemax-0 --prompt "7 31 0 7 2"
 
@@ -115,21 +138,43 @@ def generate(
     compactattn generate runs/regbench/mosaic-biweight-1000-0 --prompt "cafca|caf|ch" --tokens 20 --temperature 1
 
     Args:
-        run: Folder of the run.
-        prompt: A source in the task's own words, with or without <bos> and <sep>, or strings of a regular language; by
-            default one of the test set.
-        tokens: The most to write; the model stops at <eos>, where its task has one.
-        temperature: 0 takes the likeliest token, 1 draws as the model believes.
+        run: Folder of the run. Several prompts, samples, stop and save are for language modelling.
+        prompt: The beginning of a story, a source in the task's own words, with or without <bos> and <sep>, or strings of a
+            regular language; by default a new story, or one of the test set. Given several times, all are answered at once.
+        prompts_file: A prompt in each line, beside those given.
+        tokens: The most to write; the model stops at <eos>, where its task has one, or at the end of a story.
+        temperature: 0 takes the likeliest token, 1 draws as the model believes; by default 0.8 for stories, else 0.
+        top_k: Draw from the k likeliest tokens; 0 stands for all.
+        top_p: Draw from the likeliest tokens that make up this share of the probability.
+        min_p: Draw from tokens at least this likely, as a share of the likeliest one's probability.
+        samples: Stories from each prompt.
+        stop: Stop at the end of the story.
         seed: Of the default prompt, and of the draws.
+        save: Keep the stories in RUN/stories.jsonl, for the report.
         device: auto, cpu or cuda.
     """
-    require_counts(tokens=(tokens, 1))
-    if not temperature >= 0:
-        raise UsageError(f"temperature = {temperature} must be at least 0")
+    require_counts(tokens=(tokens, 1), samples=(samples, 1))
     try:
-        _commands_of(run).answer(run, prompt, tokens, temperature, seed, device)
+        sampling = Sampling(temperature or 0.0, top_k, top_p, min_p)
+        prompts = (*prompt, *read_prompts(prompts_file))
+        commands = _commands_of(run)
+        if temperature is None:
+            sampling = replace(sampling, temperature=commands.TEMPERATURE)
+        commands.answer(run, Asked(prompts, tokens, sampling, seed, device, samples, stop, save))
     except ValueError as error:  # as where learned positions come to their end
         raise UsageError(str(error)) from error
+
+
+def read_prompts(path: Path | None) -> list[str]:
+    try:
+        lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"cannot read the prompts in {str(path)!r} ({error}); give a text file with one in each line"
+        ) from None
+    if path is not None and not any(map(str.strip, lines)):
+        raise UsageError(f"there is no prompt in {str(path)!r}; write one in each line")
+    return [line for line in lines if line.strip()]
 
 
 def _commands_of(run: Path) -> Any:

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from rich import box
 from rich.table import Table
 
 from compactattn.cli.app import UsageError, app, console, parse_kernel, prepare_folder, require_counts, sweep, train
 from compactattn.cli.work import (
+    Asked,
     Preset,
     finish_sweep,
     fit_to_machine,
     has_gpu,
     progress,
-    split_names,
+    read_numbers,
+    split_kernels,
     train_and_show,
 )
 from compactattn.data.sequences import TASKS
@@ -31,6 +33,9 @@ from compactattn.experiments.sweep import Job
 from compactattn.models.generation import generate
 from compactattn.training.config import RunConfig, vary
 
+TITLE = "length generalisation"
+OPTIONS = ("lengths", "mode", "samples")  # of `evaluate`
+TEMPERATURE = 0.0
 Task = Literal["mqmtar", "sort", "reverse", "copy"]
 assert set(TASKS) == set(Task.__args__)  # type: ignore[attr-defined]
 
@@ -201,16 +206,6 @@ def name_run(config: RunConfig) -> str:
     return "-".join([config.data["task"], variant, *extras, str(config.seed)])
 
 
-def split_kernels(kernels: str) -> list[str]:
-    """Names of kernels, each kernel once, by the first of its names."""
-    names = split_names(kernels)
-    once = {name if name == "transformer" else str(parse_kernel(name)): name for name in reversed(names)}
-    names = [name for name in names if name in once.values()]
-    if not names:
-        raise UsageError("name at least one kernel, as in --kernels gaussian,sparsemax")
-    return names
-
-
 def evaluate_lengths(folder: Path, lengths: Sequence[int] | None, mode: Mode, samples: int, device: str) -> list[Match]:
     with progress() as bar:
         task = bar.add_task("evaluating", total=samples)
@@ -239,27 +234,27 @@ def print_sweep(todo: Sequence[Job]) -> None:
     console().print(table)
 
 
-def evaluate_and_show(folder: Path, device: str) -> None:
-    """Exact match at the lengths of the paper's table, printed and kept."""
-    print_matches(evaluate_lengths(folder, None, "teacher-forced", 1000, device))
+def evaluate_and_show(folder: Path, device: str, lengths: str = "", mode: Mode = MODES[0], samples: int = 1000) -> None:
+    """Exact match at some lengths, or those of the paper's table, printed and kept."""
+    numbers = read_numbers(lengths, "lengths") if lengths else None
+    print_matches(evaluate_lengths(folder, numbers, mode, samples, device))
 
 
-def answer(run: Path, prompt: str, tokens: int, temperature: float, seed: int, device: str) -> None:
+def answer(run: Path, asked: Asked) -> None:
     """Prints a prompt, what the model makes of it as it comes, and what is right."""
-    trained = open_run(run, device)
+    prompt = asked.only_prompt(TITLE)
+    trained = open_run(run, asked.device)
     data = length_gen.Data.of(trained.config)
     task = data.make_task()
     try:
         if prompt:
             given = task.read_prompt(prompt)
         else:
-            given = task.split(length_gen.open_test_set(trained.config, data.longest).tokens(seed, 1)[0])[0]
+            given = task.split(length_gen.open_test_set(trained.config, data.longest).tokens(asked.seed, 1)[0])[0]
         expected = task.render(task.solve(given))
     except ValueError as error:
         raise UsageError(str(error)) from error
-    written = generate(
-        trained.model, torch.tensor([given], device=trained.device), tokens, temperature=temperature, stop=task.eos, seed=seed
-    )
+    written = generate(trained.model, [given], asked.tokens, **asdict(asked.sampling), stop=task.eos, seed=asked.seed)
     print(f"prompt    {task.render(given)}")
     print("model     ", end="", flush=True)
     said = []

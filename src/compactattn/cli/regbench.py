@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folder, require_counts, sweep, train
 from compactattn.cli.work import (
+    Asked,
     Preset,
     finish_jobs,
     finish_sweep,
@@ -34,6 +36,10 @@ from compactattn.models.generation import generate
 from compactattn.models.language_model import build, count_parameters
 from compactattn.training.config import RunConfig, vary
 from compactattn.training.distributed import leads
+
+TITLE = "RegBench"
+OPTIONS = ("split",)  # of `evaluate`
+TEMPERATURE = 0.0
 
 # -- commands ------------------------------------------------------------------------------------
 
@@ -267,22 +273,22 @@ def print_search(todo: Sequence[Job], out: Path) -> None:
     print(f"\nThe best is in {path}; use it with: compactattn sweep regbench --recipe {path}")
 
 
-def answer(run: Path, prompt: str, tokens: int, temperature: float, seed: int, device: str) -> None:
+def answer(run: Path, asked: Asked) -> None:
     """Prints strings of a language and how the model goes on; of a test language, also which of its letters are legal."""
-    trained = open_run(run, device)
+    prompt = asked.only_prompt(TITLE)
+    trained = open_run(run, asked.device)
     try:
-        start = in_context.begin(trained.config, prompt, seed)
+        start = in_context.begin(trained.config, prompt, asked.seed)
     except ValueError as error:
         raise UsageError(str(error)) from error
     longest = trained.config.model.longest
     if longest and len(start.tokens) > longest:
         raise UsageError(f"the prompt has {len(start.tokens)} tokens, but this model learned positions for {longest} only")
-    given = torch.tensor([start.tokens], device=trained.device)
-    tokens = min(tokens, longest - len(start.tokens) + 1) if longest else tokens  # the last one written is never read
+    tokens = min(asked.tokens, longest - len(start.tokens) + 1) if longest else asked.tokens  # the last one is never read
     print(f"prompt  {start.languages.render(start.tokens)}")
     print("model   ", end="", flush=True)
     said = []
-    for token in generate(trained.model, given, tokens, temperature=temperature, seed=seed):
+    for token in generate(trained.model, [start.tokens], tokens, **asdict(asked.sampling), seed=asked.seed):
         said.append(int(token))
         print(start.languages.render(said[-1:]), end="", flush=True)
     legal = start.judge(said)

@@ -8,17 +8,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from compactattn.cli.app import UsageError, prepare_folder
+from compactattn.cli.app import UsageError, parse_kernel, prepare_folder
 from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.runs import open_run
 from compactattn.experiments.sweep import Job, finish, finish_all
 from compactattn.memory.inspection import summarise
+from compactattn.models.generation import Sampling
 from compactattn.training import checkpoint
 from compactattn.training.config import RunConfig, vary
 from compactattn.training.distributed import leads
@@ -27,6 +29,27 @@ from compactattn.training.interrupt import Interrupted
 Preset = Literal["cpu-quick", "gpu-short", "paper"]
 FEW = 4  # runs up to which each is named in a line of progress
 SECONDS_BETWEEN_LINES = 30  # where there is no terminal to draw bars on
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `generate` is to write."""
+
+    prompts: tuple[str, ...]
+    tokens: int
+    sampling: Sampling
+    seed: int
+    device: str
+    samples: int = 1  # from each prompt
+    stop: bool = True
+    save: bool = False
+
+    def only_prompt(self, title: str) -> str:
+        """The prompt, empty where there is none; more than an experiment with one answer can do is refused."""
+        if len(self.prompts) > 1 or self.samples > 1 or not self.stop or self.save:
+            raise UsageError(f"several prompts, --samples, --no-stop and --save are for language modelling, not for {title}")
+        return self.prompts[0] if self.prompts else ""
+
 
 # -- configs -------------------------------------------------------------------------------------
 
@@ -45,6 +68,16 @@ def has_gpu(device: str) -> bool:
 def split_names(text: str) -> list[str]:
     """Names separated by commas, but not by those inside brackets."""
     return list(dict.fromkeys(name.strip() for name in re.split(r",(?![^()]*\))", text) if name.strip()))
+
+
+def split_kernels(kernels: str) -> list[str]:
+    """Names of kernels, each kernel once, by the first of its names."""
+    names = split_names(kernels)
+    once = {name if name == "transformer" else str(parse_kernel(name)): name for name in reversed(names)}
+    names = [name for name in names if name in once.values()]
+    if not names:
+        raise UsageError("name at least one kernel, as in --kernels gaussian,sparsemax")
+    return names
 
 
 def read_numbers(text: str, what: str) -> list[int]:

@@ -71,13 +71,7 @@ class PositionLoss:
         Over tokens: where fewer windows count a position, it weighs less. The division keeps the first positions, whose
         loss is the highest, from weighing more than others do.
         """
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay = {decay} must be at least 0 (no smoothing) and below 1")
-        sums, counts = self.sums.copy(), self.counts.astype(float)
-        for t in range(1, len(sums)):
-            sums[t] += decay * sums[t - 1]
-            counts[t] += decay * counts[t - 1]
-        return _divide(sums, counts)
+        return smooth(self.sums, self.counts, decay)
 
     def bits_per_byte(self, text_bytes: int) -> float:
         """Nats / ln 2 over the bytes that the counted tokens spell: comparable between tokenizers."""
@@ -99,6 +93,23 @@ class PositionLoss:
             "samples": self.windows, "tokens": self.tokens, "loss": self.loss, "perplexity": self.perplexity,
             "by_position": {"edges": edges, "tokens": counts.tolist(), "loss": losses}, **extra,
         }  # fmt: skip
+
+
+def smooth(
+    sums: NDArray[Any], counts: NDArray[Any], decay: float = SMOOTHING, widths: NDArray[Any] | None = None
+) -> NDArray[np.float64]:
+    """(N,) the moving average of losses from their sums and counts at positions, or in stretches of `widths` positions.
+
+    A stretch of w positions makes what came before it fade by decay^w, as w positions do.
+    """
+    if not 0 <= decay < 1:
+        raise ValueError(f"decay = {decay} must be at least 0 (no smoothing) and below 1")
+    sums, counts = sums.astype(float), counts.astype(float)
+    fades = decay ** (np.ones(len(sums)) if widths is None else widths)
+    for t in range(1, len(sums)):
+        sums[t] += fades[t] * sums[t - 1]
+        counts[t] += fades[t] * counts[t - 1]
+    return _divide(sums, counts)
 
 
 def _divide(sums: NDArray[Any], counts: NDArray[Any]) -> NDArray[np.float64]:

@@ -58,13 +58,37 @@ def wilson_interval(right: int, samples: int, level: float = LEVEL) -> tuple[flo
 
 def t_interval(shares: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
     """(low, high) for the mean of two or more shares, mean ± t·s/√n, clipped to [0, 1]."""
-    count = len(shares)
+    low, high = mean_interval(shares, level)
+    return max(0.0, low), min(1.0, high)
+
+
+def mean_interval(values: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
+    """(low, high) for the mean of two or more numbers of any size, mean ± t·s/√n."""
+    count = len(values)
     if count < 2:
         raise ValueError(f"{count} values have no spread; a t interval needs at least two")
-    mean = math.fsum(shares) / count
-    variance = math.fsum((share - mean) ** 2 for share in shares) / (count - 1)
+    mean, variance = math.fsum(values) / count, _squares(values) / (count - 1)
     reach = _t_quantile(level, count - 1) * math.sqrt(variance / count)
-    return max(0.0, mean - reach), min(1.0, mean + reach)
+    return mean - reach, mean + reach
+
+
+def pooled_reach(groups: Sequence[Sequence[float]], first: int, second: int, level: float = LEVEL) -> float | None:
+    """How far apart chance alone puts two means, of `first` and of `second` numbers: t·s·√(1/first + 1/second).
+
+    s is the spread within all groups of two or more together, which is taken to be the same everywhere, so that it also
+    judges a mean of a single number. None where no group has two.
+    """
+    freedom = sum(len(group) - 1 for group in groups if group)
+    if not freedom:
+        return None
+    deviation = math.sqrt(math.fsum(_squares(group) for group in groups if group) / freedom)
+    return _t_quantile(level, freedom) * deviation * math.sqrt(1 / first + 1 / second)
+
+
+def _squares(values: Sequence[float]) -> float:
+    """The sum of squared distances to the mean."""
+    mean = math.fsum(values) / len(values)
+    return math.fsum((value - mean) ** 2 for value in values)
 
 
 def _normal_quantile(level: float) -> float:

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Protocol
 
-from compactattn.experiments import in_context, length_generalisation
+from compactattn.experiments import in_context, language_modelling, length_generalisation
 from compactattn.training.config import RunConfig, RunError
 from compactattn.training.loop import Summary
 
@@ -37,7 +37,7 @@ class Experiment(Protocol):
 
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
-    {module.NAME: module for module in (length_generalisation, in_context)}
+    {module.NAME: module for module in (length_generalisation, in_context, language_modelling)}
 )
 
 

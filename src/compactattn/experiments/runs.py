@@ -57,12 +57,12 @@ def open_run(folder: Path, device: str = "auto") -> Trained:
 
 
 def find_best(folder: Path) -> Path:
-    """Where the weights of the lowest validation loss are; a run that does not validate by loss has only its last ones.
+    """Where the weights of the lowest validation loss are; a run that keeps none, or has no such loss, has only its last ones.
 
     The run's own checkpoint may be the best, where it was killed before it could copy it to best/.
     """
     best = Selection.of(read_metrics(folder), 0, checkpoint.step_of(folder)).step
-    if not best:
+    if not best or load_config(folder).training.keep == "last":
         return folder
     for place in (folder / BEST, folder):
         if checkpoint.exists(place) and checkpoint.step_of(place) == best:

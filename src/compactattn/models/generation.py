@@ -201,23 +201,23 @@ class TextStream(Iterator[str]):
     """Text as a model writes it: iterate for pieces of whole characters, which joined are the text.
 
     A token may end inside a character, whose other bytes then come with later tokens; the piece waits for them.
-    Bytes that are no UTF-8 read as U+FFFD.
+    Bytes that are no UTF-8 read as U+FFFD. The text stops at the end token, or shows it and goes on if told not to.
     """
 
-    def __init__(self, written: Iterator[Tensor], tokenizer: Tokenizer) -> None:
+    def __init__(self, written: Iterator[Tensor] | Iterator[int], tokenizer: Tokenizer, stop: bool = True) -> None:
         self.tokens: list[int] = []  # written so far, the end token included
         self.ended = False  # whether the model itself ended the text
-        self._pieces = self._read(written, tokenizer)
+        self._pieces = self._read(written, tokenizer, stop)
 
     def __next__(self) -> str:
         return next(self._pieces)
 
-    def _read(self, written: Iterator[Tensor], tokenizer: Tokenizer) -> Iterator[str]:
+    def _read(self, written: Iterator[Tensor] | Iterator[int], tokenizer: Tokenizer, stop: bool) -> Iterator[str]:
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for token in written:
             self.tokens.append(int(token))
             self.ended = self.tokens[-1] == tokenizer.end
-            if self.ended:
+            if self.ended and stop:
                 break
             if piece := decoder.decode(tokenizer.to_bytes(self.tokens[-1:])):
                 yield piece
@@ -235,9 +235,10 @@ def stream_text(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
+    stop: bool = True,
     seed: int = 0,
 ) -> TextStream:
-    """How a model goes on with a text, piece by piece, until it ends it or has written `tokens` tokens.
+    """How a model goes on with a text, piece by piece, until it ends it (if `stop`) or has written `tokens` tokens.
 
     An empty prompt starts a new text: the end token stands before each in training. The prompt is not repeated.
     """
@@ -248,6 +249,6 @@ def stream_text(
     ids = tokenizer.encode(prompt) or [tokenizer.end]
     written = generate(
         model, [ids], tokens,
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, stop=tokenizer.end, seed=seed,
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, stop=tokenizer.end if stop else None, seed=seed,
     )  # fmt: skip
-    return TextStream(written, tokenizer)
+    return TextStream(written, tokenizer, stop)

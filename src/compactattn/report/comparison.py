@@ -28,7 +28,7 @@ def published_setting(task: str) -> dict[str, Any]:
     return asdict(TASKS[task]) | {"shortest": SHORTEST, "longest": paper.LONGEST}
 
 
-Line = lines.Line[Summary, Evaluated]
+Line = lines.Line[int, Summary, Evaluated]
 
 
 @dataclass(frozen=True)

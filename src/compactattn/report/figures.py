@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
+from compactattn.report import lines
 from compactattn.report.comparison import Comparison, Line
 from compactattn.report.gallery import STYLE
 from compactattn.report.palette import FAINT, MUTED, SHADE, TEXT, look_of
@@ -41,6 +42,7 @@ STYLE = STYLE | {
 }
 LINE_HEIGHT = 0.155  # inches from one name to the next
 LONGEST_NAME = 22  # characters in one line of a name: as many as fit beside a panel
+MARKERS = 8  # on a curve of many points
 BANDS = 5  # lines up to which each gets a band
 SMOOTH = 60  # points of a loss curve
 
@@ -223,3 +225,22 @@ def draw_training(comparison: Comparison) -> Figure | None:
         panel.grid(axis="y", color=FAINT, linewidth=0.6)
         name_ends(panel, sorted(ends, key=lambda end: end[1]))
     return figure
+
+
+def one_panel(lines: int) -> tuple[Figure, Axes]:
+    height = max(2.9, 0.9 + LINE_HEIGHT * lines)
+    figure = Figure(figsize=(WIDTH, height))
+    panel = figure.add_axes((0.13, 0.5 / height, 0.53, 1 - 0.65 / height))
+    panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    panel.grid(axis="y", color=FAINT, linewidth=0.6)
+    panel.set_axisbelow(True)
+    return figure, panel
+
+
+def draw_curve(panel: Axes, line: lines.Line[Any, Any, Any], curve: Sequence[tuple[float, float]], every: Any = None) -> None:
+    """A curve with a few markers: at every so many points, or, as a share of the panel, at every so much of its way."""
+    look, every = look_of(line.variant), every or max(1, len(curve) // MARKERS)
+    panel.plot(
+        *zip(*curve, strict=True), color=look.colour, linestyle=look.dashes, linewidth=1.1, alpha=0.9, marker=look.marker,
+        markersize=2.8, markerfacecolor="none" if look.hollow else look.colour, markevery=every,
+    )  # fmt: skip

@@ -6,9 +6,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from compactattn.report.evaluations import Evaluated, Scored
+from compactattn.evaluation.statistics import t_interval
+from compactattn.kernels import gaussian
+from compactattn.report.evaluations import Evaluated, Predicted, Scored
 from compactattn.report.paper import Variant
 from compactattn.report.runs import Run
 
@@ -21,8 +23,10 @@ IDLE = (
     "compile",
     "graph",
 )  # training fields that move no number
+BASE = Variant("mosaic", gaussian())  # what every compact kernel is held against
+Place = TypeVar("Place", int, str)
 Cell = TypeVar("Cell")
-Row = TypeVar("Row", Evaluated, Scored)
+Row = TypeVar("Row", Evaluated, Scored, Predicted)
 Recipe = dict[str, dict[str, Any]]
 
 
@@ -33,15 +37,36 @@ def span(values: Iterable[float]) -> str:
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
+class Spread(NamedTuple):
+    """A number over seeds: its mean, the best, and the 95 % interval of the mean.
+
+    One seed has no interval: the positions of a text, or of a sample from one automaton, are no independent draws, and to
+    count them as such would make it far too narrow.
+    """
+
+    mean: float
+    best: float
+    interval: tuple[float, float] | None
+    seeds: int
+
+
+def spread_over_seeds(
+    values: Sequence[float],
+    best: Callable[[Sequence[float]], float],
+    interval: Callable[[Sequence[float]], tuple[float, float]] = t_interval,
+) -> Spread:
+    return Spread(sum(values) / len(values), best(values), interval(values) if len(values) > 1 else None, len(values))
+
+
 @dataclass(frozen=True)
-class Line(Generic[Cell, Row]):
+class Line(Generic[Place, Cell, Row]):
     """A variant: its runs, which differ in their seed alone, and what they reach in each column."""
 
     variant: Variant
     label: str
     runs: tuple[Run, ...]
-    cells: dict[int, Cell]  # by length, or by number of examples
-    rows: dict[int, tuple[Row, ...]]  # what each cell sums up, one for every run that was evaluated there
+    cells: dict[Place, Cell]  # by length, by number of examples, or by split
+    rows: dict[Place, tuple[Row, ...]]  # what each cell sums up, one for every run that was evaluated there
 
     @property
     def seeds(self) -> list[int]:
@@ -100,7 +125,7 @@ def refuse_twins(runs: Iterable[Run], what: str) -> None:
             raise ValueError(f"{one.source} and {other.source} are both {what} with seed {one.config.seed}; give one of them")
 
 
-def sort_lines(lines: Iterable[Line[Cell, Row]], rows: Mapping[Variant, Any]) -> tuple[Line[Cell, Row], ...]:
+def sort_lines(lines: Iterable[Line[Place, Cell, Row]], rows: Mapping[Variant, Any]) -> tuple[Line[Place, Cell, Row], ...]:
     """The lines in the order of the paper's rows, then those it does not have."""
     order = list(rows)
     return tuple(
@@ -108,10 +133,15 @@ def sort_lines(lines: Iterable[Line[Cell, Row]], rows: Mapping[Variant, Any]) ->
     )
 
 
+def name_line(line: Line[Any, Any, Any]) -> str:
+    """Its label in a sentence: "Gaussian attention" rather than "Gaussian"."""
+    return line.label.replace("Gaussian", "Gaussian attention", 1) if line.variant == BASE else line.label
+
+
 # -- what a reader should know about the runs ----------------------------------------------------
 
 
-def list_precisions(lines: Sequence[Line[Any, Any]]) -> list[str]:
+def list_precisions(lines: Sequence[Line[Any, Any, Any]]) -> list[str]:
     """The lines that were evaluated in another precision than they were trained in."""
     found: dict[tuple[str, str], list[str]] = {}
     for line in lines:
@@ -124,9 +154,9 @@ def list_precisions(lines: Sequence[Line[Any, Any]]) -> list[str]:
     ]
 
 
-def list_test_sets(lines: Sequence[Line[Any, Any]], column: str) -> list[str]:
+def list_test_sets(lines: Sequence[Line[Any, Any, Any]], column: str) -> list[str]:
     """Columns in which the runs were not judged on one and the same test set; `column` is what a column is called."""
-    sets: dict[int, set[str]] = {}
+    sets: dict[Any, set[str]] = {}
     for line in lines:
         for place, rows in line.rows.items():
             sets.setdefault(place, set()).update(row.checksum for row in rows if row.checksum)
@@ -137,7 +167,7 @@ def list_test_sets(lines: Sequence[Line[Any, Any]], column: str) -> list[str]:
     ]
 
 
-def list_interrupted(lines: Sequence[Line[Any, Any]]) -> list[str]:
+def list_interrupted(lines: Sequence[Line[Any, Any, Any]]) -> list[str]:
     return [
         f"{line.label}{_name_size(run)}, seed {run.config.seed}, stopped after {run.steps:,} of its"
         f" {run.config.training.steps:,} steps"

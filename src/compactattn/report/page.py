@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from compactattn.models.config import ModelConfig
-from compactattn.models.language_model import build
 from compactattn.report import attended, maps, palette, svg
+from compactattn.report.facts import count_parameters, format_duration
 from compactattn.report.inspection import Inspection
 from compactattn.report.lines import Line, span
 from compactattn.report.paper import name_kernel
 from compactattn.report.runs import Run
 from compactattn.report.sections import Grid, Heading, Items, Part, Picture, Section, Sentences, make_sections, name_task
+from compactattn.report.tables import fold
 
 NOTHING_INSIDE = (
     "Attention from inside is not shown: it takes the weights of a Memory Mosaic, which run folders hold and files of "
@@ -79,7 +76,7 @@ def _list_words(inspections: Sequence[Inspection]) -> list[Part]:
     """Which words each head used, a table for each kernel, folded away on the page."""
     grids = [
         Grid(
-            _fold(escape(f"{name_kernel(one.kernel)}, layer {one.layer + 1}"), attended.format_html(one.summary, one.layer)),
+            fold(escape(f"{name_kernel(one.kernel)}, layer {one.layer + 1}"), attended.format_html(one.summary, one.layer)),
             attended.format_markdown(one.summary, one.layer),
             f"{name_kernel(one.kernel)}. {attended.describe(one.summary, one.layer)}",
         )
@@ -159,25 +156,21 @@ def _write_making(sections: list[Section], runs: Sequence[Run]) -> str:
     commands = list(dict.fromkeys(str(run.environment["command"]) for run in runs if run.environment.get("command")))
     listed = f"<pre>{escape(chr(10).join(commands))}</pre>" if commands else ""
     configs = "".join(
-        _fold(
+        fold(
             f"Config of {escape(line.label)}, {escape(name_task(section, line.runs[0]))}, seed {line.runs[0].config.seed}",
             f"<pre>{escape(line.runs[0].config.to_json())}</pre>",
         )
         for section, line in _unique_lines(sections)
     )
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    summary = f"{count}, {_duration(total)} of training in all. Every number is from the files they wrote."
+    summary = f"{count}, {format_duration(total)} of training in all. Every number is from the files they wrote."
     left_out = ", ".join(run.source for run in runs if not run.evaluation)
     summary += f" Not evaluated, so not shown: {left_out}." if left_out else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     table = f'<div class="table runs"><div class="scroll">{table}</div></div>'
-    configs = _fold("Configs", configs) if len(runs) > FOLDED else configs
-    table = _fold("Every run", table) if len(runs) > FOLDED else table
+    configs = fold("Configs", configs) if len(runs) > FOLDED else configs
+    table = fold("Every run", table) if len(runs) > FOLDED else table
     return f'<section id="made"><h2>How it was made</h2><p>{escape(summary)}</p>{listed}{table}{configs}</section>'
-
-
-def _fold(title: str, content: str) -> str:
-    return f"<details><summary>{title}</summary>{content}</details>"
 
 
 def _show(picture: Picture) -> str:
@@ -211,15 +204,9 @@ MAKING = (
 )
 
 
-@cache
-def count_parameters(model: ModelConfig) -> int:
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in build(model).parameters())
-
-
-def _unique_lines(sections: list[Section]) -> list[tuple[Section, Line[Any, Any]]]:
+def _unique_lines(sections: list[Section]) -> list[tuple[Section, Line[Any, Any, Any]]]:
     """Each line once, although it may be compared in two modes."""
-    found: list[tuple[Section, Line[Any, Any]]] = []
+    found: list[tuple[Section, Line[Any, Any, Any]]] = []
     seen: set[str] = set()
     for section in sections:
         for line in section.lines:
@@ -239,7 +226,7 @@ def _list_runs(sections: list[Section]) -> list[list[str]]:
             _steps(run),
             f"{run.config.training.batch:,}",
             _precision(run),
-            _duration(run.wall_seconds),
+            format_duration(run.wall_seconds),
             _hardware(run),
             str(run.environment.get("torch") or "–"),
             _commit(run),
@@ -272,16 +259,6 @@ def _hardware(run: Run) -> str:
 def _commit(run: Run) -> str:
     commit = str(run.environment.get("commit") or "–")
     return commit[:10] + ("+" if commit.endswith("+") else "")
-
-
-def _duration(seconds: float) -> str:
-    if not seconds:
-        return "–"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 # -- Markdown ------------------------------------------------------------------------------------

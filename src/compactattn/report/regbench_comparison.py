@@ -11,28 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from compactattn.evaluation.statistics import t_interval
 from compactattn.report import lines
 from compactattn.report import regbench_paper as paper
-from compactattn.report.evaluations import Scored
+from compactattn.report.evaluations import Reference, Scored
+from compactattn.report.lines import Spread, spread_over_seeds
 from compactattn.report.runs import Run
 
 MEASURES = ("accuracy", "tvd")  # the better the higher, and the better the lower
 NAMES = {"accuracy": "accuracy", "tvd": "TVD"}
 SPLIT = "test"  # the published one
-
-
-class Spread(NamedTuple):
-    """A number over seeds: its mean, the best, and the 95 % interval of the mean.
-
-    One seed has no interval: the positions of an example come from one automaton, so that to count them as
-    independent draws would make it far too narrow.
-    """
-
-    mean: float
-    best: float
-    interval: tuple[float, float] | None
-    seeds: int
 
 
 class Scores(NamedTuple):
@@ -45,7 +32,7 @@ class Scores(NamedTuple):
         return self.accuracy if measure == "accuracy" else self.tvd
 
 
-Line = lines.Line[Scores, Scored]
+Line = lines.Line[int, Scores, Scored]
 
 
 class Gap(NamedTuple):
@@ -105,6 +92,12 @@ class Comparison:
         there = [line for line in self.lines if size in line.cells]
         return min(there, key=lambda line: line.cells[size].of(measure).mean * (-1 if measure == "accuracy" else 1))
 
+    @cached_property
+    def references(self) -> list[Reference]:
+        """What is reached without training on the same test set; none where no run noted it."""
+        rows = (row for line in self.lines for rows in line.rows.values() for row in rows)
+        return list({reference.name: reference for row in rows for reference in row.references}.values())
+
     def not_run(self) -> list[str]:
         """The rows of the paper's table that no run here makes, and the numbers of examples that none was trained on."""
         if not self.published:
@@ -161,12 +154,9 @@ def _make_line(runs: list[Run], label: str, split: str) -> Line:
         lines.refuse_twins([run for run, _ in pairs], f"{label} on {size:,} examples of {paper.TITLE}")
     rows = {size: tuple(row for _, row in pairs) for size, pairs in sorted(found.items())}
     cells = {
-        size: Scores(_spread([row.accuracy for row in found], max), _spread([row.tvd for row in found], min))
+        size: Scores(
+            spread_over_seeds([row.accuracy for row in found], max), spread_over_seeds([row.tvd for row in found], min)
+        )
         for size, found in rows.items()
     }
     return Line(runs[0].variant, label, tuple(runs), cells, rows)
-
-
-def _spread(values: Sequence[float], best: Any) -> Spread:
-    interval = t_interval(values) if len(values) > 1 else None
-    return Spread(sum(values) / len(values), best(values), interval, len(values))

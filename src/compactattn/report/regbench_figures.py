@@ -6,16 +6,16 @@ In the style of `figures`: a line is named at its end rather than in a legend.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator
 
 from compactattn.report.evaluations import Bins
-from compactattn.report.figures import BANDS, LINE_HEIGHT, STYLE, WIDTH, draw_panels, name_ends
+from compactattn.report.figures import BANDS, LINE_HEIGHT, STYLE, WIDTH, draw_curve, draw_panels, name_ends, one_panel
 from compactattn.report.palette import FAINT, MUTED, look_of
 from compactattn.report.regbench_comparison import MEASURES, Comparison, Line, count_epochs
 from compactattn.report.runs import Run
@@ -29,7 +29,6 @@ TICKS = {
     "accuracy": (0, 0.3, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.92, 0.94, 0.95, 0.96, 0.98, 0.99),
     "tvd": (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1),
 }
-MARKERS = 8  # on a curve of many points
 
 
 def draw_sizes(comparison: Comparison) -> Figure:
@@ -42,8 +41,10 @@ def draw_sizes(comparison: Comparison) -> Figure:
             panel = figure.add_axes((0.13, bottom / height, 0.53, each / height))
             for line in comparison.lines:
                 _draw_line(panel, line, measure, bands=shows_bands(comparison))
+            references = _draw_references(panel, comparison, measure)
             _scale_sizes(panel, comparison.sizes, named=True)
             _scale_shares(panel, measure)
+            _name_references(panel, references, measure)
             panel.set_title(TITLES[measure], loc="left", pad=4)
             panel.set_xlabel("training examples" if measure == MEASURES[-1] else "", labelpad=2)
             ends = [
@@ -52,6 +53,24 @@ def draw_sizes(comparison: Comparison) -> Figure:
             ]
             name_ends(panel, sorted(ends, key=lambda end: end[1]), math.log10)
     return figure
+
+
+def _draw_references(panel: Axes, comparison: Comparison, measure: str) -> dict[str, float]:
+    """A thin grey line at what each n-gram of the context reaches without training; returns their names and heights."""
+    found = {r.name: getattr(r, measure) for r in comparison.references if "gram" in r.name}
+    for share in found.values():
+        panel.axhline(share, color=MUTED, linewidth=0.7, zorder=1)
+    return {name.removeprefix("a ").removesuffix(" of the context"): share for name, share in found.items()}
+
+
+def _name_references(panel: Axes, references: Mapping[str, float], measure: str) -> None:
+    """Each name at the worse side of its line, where fewer curves are, and further right than the one before."""
+    rise, side = (-1.5, "top") if measure == "accuracy" else (1.5, "bottom")
+    for index, (name, share) in enumerate(references.items()):
+        panel.annotate(
+            name, (0.6 + 0.16 * index, share), xycoords=panel.get_yaxis_transform(), xytext=(0, rise),
+            textcoords="offset points", color=MUTED, size=7, va=side, zorder=4,
+        )  # fmt: skip
 
 
 def shows_bands(comparison: Comparison) -> bool:
@@ -149,9 +168,9 @@ def draw_positions(comparison: Comparison, size: int) -> Figure | None:
     if not curves:
         return None
     with matplotlib.rc_context(STYLE):
-        figure, panel = _one_panel(len(curves))
+        figure, panel = one_panel(len(curves))
         for line, curve in curves.values():
-            _draw_curve(panel, line, curve)
+            draw_curve(panel, line, curve)
         panel.set_xlim(0, max(x for _, curve in curves.values() for x, _ in curve) * 1.01)
         panel.set(xlabel="position in the sequence", ylabel="legal next tokens")
         panel.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.0f} %")
@@ -169,11 +188,11 @@ def draw_validation(comparison: Comparison, size: int) -> Figure | None:
     if not lines:
         return None
     with matplotlib.rc_context(STYLE):
-        figure, panel = _one_panel(len(lines))
+        figure, panel = one_panel(len(lines))
         ends = []
         for line, curves in lines:
             for curve in curves:
-                _draw_curve(panel, line, curve)
+                draw_curve(panel, line, curve)
             last = float(np.exp(np.mean([math.log(max(curve[-1][1], 1e-12)) for curve in curves])))
             ends.append((line.label, last, max(curve[-1][0] for curve in curves), look_of(line.variant)))
         panel.set_yscale("log")
@@ -188,21 +207,3 @@ def draw_validation(comparison: Comparison, size: int) -> Figure | None:
 
 def _by_epoch(run: Run) -> list[tuple[float, float]]:
     return [(count_epochs(run, step), loss) for step, loss in run.validations]
-
-
-def _one_panel(lines: int) -> tuple[Figure, Axes]:
-    height = max(2.9, 0.9 + LINE_HEIGHT * lines)
-    figure = Figure(figsize=(WIDTH, height))
-    panel = figure.add_axes((0.13, 0.5 / height, 0.53, 1 - 0.65 / height))
-    panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    panel.grid(axis="y", color=FAINT, linewidth=0.6)
-    panel.set_axisbelow(True)
-    return figure, panel
-
-
-def _draw_curve(panel: Axes, line: Line, curve: Sequence[tuple[float, float]]) -> None:
-    look = look_of(line.variant)
-    panel.plot(
-        *zip(*curve, strict=True), color=look.colour, linestyle=look.dashes, linewidth=1.1, alpha=0.9, marker=look.marker,
-        markersize=2.8, markerfacecolor="none" if look.hollow else look.colour, markevery=max(1, len(curve) // MARKERS),
-    )  # fmt: skip

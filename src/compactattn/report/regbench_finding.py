@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from compactattn.kernels import gaussian
 from compactattn.report import regbench_paper as paper
-from compactattn.report.evaluations import Reference
 from compactattn.report.finding import Finding
-from compactattn.report.lines import list_interrupted, list_precisions, list_test_sets, span
-from compactattn.report.paper import Variant
-from compactattn.report.regbench_comparison import MEASURES, NAMES, Comparison, Gap, Line, Spread, count_epochs
-
-BASE = Variant("mosaic", gaussian())
+from compactattn.report.lines import BASE, Spread, list_interrupted, list_precisions, list_test_sets, name_line, span
+from compactattn.report.regbench_comparison import MEASURES, NAMES, Comparison, Gap, Line, count_epochs
 
 
 def find(comparison: Comparison) -> Finding:
@@ -56,13 +51,13 @@ def _state_headline(comparison: Comparison, size: int) -> str:
     what = f"of the positions of {comparison.title}"
     if base is None or rival is None:
         best = comparison.best(size, "accuracy")
-        return f"{start}{_name(best)} predicts a legal next token at {_share(best, size)} {what}."
-    rest = "" if other is None else f"; the best other architecture, {_name(other)}, at {_share(other, size)}"
-    ours, theirs = _share(rival, size), f"{_name(base)} at {_share(base, size)}"
+        return f"{start}{name_line(best)} predicts a legal next token at {_share(best, size)} {what}."
+    rest = "" if other is None else f"; the best other architecture, {name_line(other)}, at {_share(other, size)}"
+    ours, theirs = _share(rival, size), f"{name_line(base)} at {_share(base, size)}"
     if rival.cells[size].accuracy.mean > base.cells[size].accuracy.mean:
         return f"{start}{rival.label} predicts a legal next token at {ours} {what}, {theirs}{rest}."
     return (
-        f"{start}no compact kernel is ahead of {_name(base)}: the best, {rival.label}, predicts a legal next token at "
+        f"{start}no compact kernel is ahead of {name_line(base)}: the best, {rival.label}, predicts a legal next token at "
         f"{ours} {what}, {theirs}{rest}."
     )
 
@@ -129,14 +124,14 @@ def _state_baselines(comparison: Comparison) -> list[str]:
         if mosaic is not None and other is not None:
             gap = mosaic.cells[size].accuracy.mean - other.cells[size].accuracy.mean
             side = f"{_points(abs(gap))} {'ahead of' if gap > 0 else 'behind'}" if gap else "level with"
-            parts.append(f"{side} {_name(other)} with {size:,} examples")
+            parts.append(f"{side} {name_line(other)} with {size:,} examples")
     return [f"In accuracy the best Memory Mosaic is {', '.join(parts)}."] if parts else []
 
 
 def _state_chance(comparison: Comparison, size: int) -> list[str]:
     """That counting in the context does better, where it does."""
     best = comparison.best(size, "accuracy").cells[size].accuracy.mean
-    better = [r for r in _references(comparison) if "gram" in r.name and r.accuracy > best]
+    better = [r for r in comparison.references if "gram" in r.name and r.accuracy > best]
     said = [f"{reference.name} reaches {100 * reference.accuracy:.1f} %" for reference in better]
     text = f"Without any training {' and '.join(said)} there: with {size:,} examples no model has learnt to do better."
     return [text] if said else []
@@ -240,10 +235,6 @@ def list_departures(comparison: Comparison) -> list[str]:
     return [*notes, *(note for notes in about for note in notes)]
 
 
-def _name(line: Line) -> str:
-    return line.label.replace("Gaussian", "Gaussian attention", 1) if line.variant == BASE else line.label
-
-
 def _capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
@@ -258,10 +249,5 @@ def _points(gap: float) -> str:
 
 def list_references(comparison: Comparison) -> list[str]:
     """What is reached without training on the same test set, in one sentence; none where no run noted it."""
-    said = [f"{r.name} {100 * r.accuracy:.1f} % and {100 * r.tvd:.1f} %" for r in _references(comparison)]
+    said = [f"{r.name} {100 * r.accuracy:.1f} % and {100 * r.tvd:.1f} %" for r in comparison.references]
     return [f"For reference, accuracy and TVD on the same examples without training: {'; '.join(said)}."] if said else []
-
-
-def _references(comparison: Comparison) -> list[Reference]:
-    rows = (row for line in comparison.lines for rows in line.rows.values() for row in rows)
-    return list({reference.name: reference for row in rows for reference in row.references}.values())

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from compactattn.report.evaluations import Evaluation, read_evaluation
+from compactattn.report.evaluations import Evaluation, Story, read_evaluation, read_story
 from compactattn.report.paper import Variant
 from compactattn.training.config import RunConfig
 
@@ -30,6 +30,7 @@ class Run:
     evaluation: Sequence[Evaluation]
     source: str = field(default="", compare=False)  # the file or folder, for messages
     validations: Sequence[tuple[int, float]] = field(default_factory=list)  # (step, validation loss)
+    stories: Sequence[Story] = field(default_factory=list)  # what the model wrote, where it was asked to
 
     @property
     def variant(self) -> Variant:
@@ -68,6 +69,7 @@ class Run:
             "losses": _round(thin(self.losses, POINTS)),
             **({"validations": _round(self.validations)} if self.validations else {}),
             "evaluation": [asdict(row) for row in self.evaluation],
+            **({"stories": [asdict(story) for story in self.stories]} if self.stories else {}),
         }
 
 
@@ -112,7 +114,7 @@ def _holds_runs(folder: Path) -> bool:
 
 
 def read_run(folder: Path | str) -> Run:
-    """The run in a folder: config.json, environment.json, metrics.jsonl, timing.jsonl and evaluation.jsonl.
+    """The run in a folder: config.json, environment.json, metrics.jsonl, timing.jsonl, evaluation.jsonl and stories.jsonl.
 
     Only the config is needed; a run that was not evaluated has no results, one that was not timed no time.
     """
@@ -132,7 +134,8 @@ def read_run(folder: Path | str) -> Run:
     ]
     steps = losses[-1][0] if losses else 0
     seconds = _wall_seconds(folder / "timing.jsonl")
-    return Run(config, environment, steps, seconds, losses, evaluation, str(folder), validations)
+    stories = [read_story(row, f"{folder / 'stories.jsonl'} line {n}") for n, row in _read_lines(folder / "stories.jsonl")]
+    return Run(config, environment, steps, seconds, losses, evaluation, str(folder), validations, stories)
 
 
 def load_results(path: Path | str) -> list[Run]:
@@ -160,8 +163,11 @@ def _from_json(row: Mapping[str, Any], where: str, source: str) -> Run:
         raise ValueError(f"{where}: {error}") from None
     if not isinstance(row["evaluation"], list) or not isinstance(row.get("environment", {}), dict):
         raise ValueError(f"{where}: evaluation must be a list of lines, and environment a dictionary")
+    if not isinstance(row.get("stories", []), list):
+        raise ValueError(f"{where}: stories must be a list of what the model wrote")
     evaluation = [read_evaluation(config.experiment, evaluated, where) for evaluated in row["evaluation"]]
-    return Run(config, row.get("environment", {}), steps, seconds, losses, evaluation, source, validations)
+    stories = [read_story(story, where) for story in row.get("stories", [])]
+    return Run(config, row.get("environment", {}), steps, seconds, losses, evaluation, source, validations, stories)
 
 
 def _read_config(path: Path) -> RunConfig:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -12,6 +12,11 @@ from compactattn.report import (
     comparison,
     figures,
     finding,
+    lm_comparison,
+    lm_figures,
+    lm_finding,
+    lm_stories,
+    lm_tables,
     palette,
     regbench_comparison,
     regbench_figures,
@@ -43,7 +48,7 @@ class Items(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """A table, ready for either page."""
+    """A table or a story, ready for either page."""
 
     html: str
     markdown: str
@@ -72,7 +77,7 @@ class Section(NamedTuple):
     link: str
     finding: Finding
     parts: list[Part]
-    lines: Sequence[Line[Any, Any]]
+    lines: Sequence[Line[Any, Any, Any]]
 
     @property
     def pictures(self) -> list[Picture]:
@@ -84,6 +89,7 @@ def make_sections(runs: Sequence[Run]) -> list[Section]:
     return [
         *map(_make_length_generalisation, comparison.compare(runs)),
         *map(_make_regbench, regbench_comparison.compare(runs)),
+        *_make_language_modelling(lm_comparison.compare(runs)),
     ]
 
 
@@ -162,6 +168,7 @@ def _draw_regbench(compared: regbench_comparison.Comparison, name: str) -> dict[
     size = regbench_figures.choose_size(compared)
     caption = f"Accuracy and TVD on {compared.title} against the number of training examples. {LOOKS}{OTHERS}"
     caption += " Bands: 95 % interval of the mean over seeds." if regbench_figures.shows_bands(compared) else ""
+    caption += " Grey lines: n-grams of the context, without training." if compared.references else ""
     drawn: dict[str, tuple[Callable[[], Figure | None], str]] = {
         "sizes": (lambda: regbench_figures.draw_sizes(compared), caption),
         "positions": (
@@ -179,13 +186,84 @@ def _draw_regbench(compared: regbench_comparison.Comparison, name: str) -> dict[
     if regbench_finding.hold_against_paper(compared):
         caption = "Each variant alone: our means (colour) and the paper's (grey, hollow); accuracy is thick, TVD thin."
         drawn["paper"] = (lambda: regbench_figures.draw_beside_paper(compared), caption)
+    return _draw_all(drawn, name)
+
+
+def _draw_all(drawn: Mapping[str, tuple[Callable[[], Figure | None], str]], name: str) -> dict[str, Picture]:
+    """The pictures that there is something to draw for, by their keys."""
     found = {key: (draw(), caption) for key, (draw, caption) in drawn.items()}
     return {key: Picture(f"{name}-{key}", figure, caption) for key, (figure, caption) in found.items() if figure is not None}
+
+
+def _make_language_modelling(compared: Sequence[lm_comparison.Comparison]) -> list[Section]:
+    """A section for each depth; where two of them share a name, a number tells them apart."""
+    names = [_slug(f"lm-{one.name}") for one in compared]
+    names = [f"{name}-{i}" if name in names[:i] else name for i, name in enumerate(names)]
+    return [_make_depth(one, name) for one, name in zip(compared, names, strict=True)]
+
+
+def _make_depth(compared: lm_comparison.Comparison, name: str) -> Section:
+    pictures = _draw_language_modelling(compared, name)
+    grid = Grid(lm_tables.format_html(compared, _colour), lm_tables.format_markdown(compared), lm_tables.describe(compared))
+    parts: list[Part] = [pictures["validation"]] if "validation" in pictures else []
+    parts += [grid, Heading("From the lowest loss up"), Items(lm_finding.rank(compared))]
+    kernels = lm_finding.list_kernels(compared)
+    parts += [Heading("Compact kernels against Gaussian attention"), Items(kernels)] if kernels else []
+    parts += [Heading("What context is worth"), pictures["positions"]] if "positions" in pictures else []
+    parts += [pictures["differences"]] if "differences" in pictures else []
+    parts += _tell_stories(compared)
+    parts += [Heading("Beside the paper"), Sentences(lm_finding.state_published(compared))]
+    claims, missing, departures = (
+        lm_finding.hold_against_paper(compared),
+        compared.not_run(),
+        lm_finding.list_departures(compared),
+    )
+    parts += [Items(claims)] if claims else []
+    parts += [Sentences([f"Of the paper, not run here: {', '.join(missing)}."])] if missing else []
+    parts += [Heading("Where this departs from the paper"), Items(departures)] if departures else []
+    steps = f"{compared.steps:,} steps of {compared.batch:,} windows"
+    title = compared.title[:1].upper() + compared.title[1:]
+    found = lm_finding.find(compared)
+    return Section(name, "Language modelling", compared.title, title, steps, title, found, parts, compared.lines)
+
+
+def _draw_language_modelling(compared: lm_comparison.Comparison, name: str) -> dict[str, Picture]:
+    smoothed = "the mean over windows and seeds, as a moving average over positions that fades by a tenth with each one"
+    arrow = " An arrow marks a line that is above the panel."
+    drawn: dict[str, tuple[Callable[[], Figure | None], str]] = {
+        "validation": (
+            lambda: lm_figures.draw_validation(compared),
+            f"Validation loss on held-out {compared.corpus} against the training step, the mean over seeds; the last half "
+            f"closer; and that less the loss of Gaussian attention, where below zero is better.{arrow} {LOOKS}",
+        ),
+        "positions": (
+            lambda: lm_figures.draw_positions(compared),
+            f"Loss against the tokens read in a window, in nats: {smoothed}.{arrow}",
+        ),
+        "differences": (
+            lambda: lm_figures.draw_differences(compared),
+            f"The same less that of Gaussian attention: below zero is better than it.{arrow}",
+        ),
+    }
+    return _draw_all(drawn, name)
+
+
+def _tell_stories(compared: lm_comparison.Comparison) -> list[Part]:
+    """A story of each variant: the best one's to be read, the others' folded away."""
+    told: list[Part] = [
+        Grid(
+            lm_stories.format_html(compared, line, story, folded=index > 0),
+            lm_stories.format_markdown(compared, line, story, folded=index > 0),
+            "",
+        )
+        for index, (line, story) in enumerate(lm_stories.choose_stories(compared))
+    ]
+    return [Heading("What the models write"), *told] if told else []
 
 
 def _slug(text: str) -> str:
     return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-") or "task"
 
 
-def _colour(line: Line[Any, Any]) -> str:
+def _colour(line: Line[Any, Any, Any]) -> str:
     return palette.css_colour(palette.look_of(line.variant).colour)

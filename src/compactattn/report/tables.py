@@ -74,6 +74,11 @@ def join_html(caption: str, head: str, body: str) -> str:
     )
 
 
+def fold(title: str, content: str) -> str:
+    """HTML that shows its title until it is opened; both are HTML."""
+    return f"<details><summary>{title}</summary>{content}</details>"
+
+
 def name_row(label: str, papers: str, colour: str) -> str:
     """The first cell of a row of HTML: the line's mark and label, and below it the paper's name, if it has one."""
     below = f"<small>{escape(papers)}</small>" if papers else ""

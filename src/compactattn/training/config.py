@@ -13,8 +13,10 @@ from compactattn.models.config import ModelConfig
 
 Precision = Literal["fp32", "bf16"]
 Compile = Literal["none", "parts", "whole"]
+Keep = Literal["best", "last"]
 ABSENT = "absent"
-FREE = ("training.device", "training.compile", "training.graph")  # where and how, which may change when a run is resumed
+# where and how, which may change when a run is resumed; a folder of data is known by its checksum
+FREE = ("training.device", "training.compile", "training.graph", "data.folder")
 
 
 class RunError(Exception):
@@ -41,6 +43,7 @@ class TrainingConfig:
     checkpoint_every: int = 500  # steps; the last step is always kept
     validate_every: int = 0  # steps; 0 stands for never
     patience: int = 0  # validations without a lower loss after which training stops; 0 stands for never
+    keep: Keep = "best"  # the weights a run is judged by: of its lowest validation loss, if it has one, or of its last step
     device: str = "auto"  # "auto", "cpu", "cuda" or "cuda:1"
 
     def __post_init__(self) -> None:
@@ -60,7 +63,7 @@ class TrainingConfig:
             raise ValueError(f"patience = {self.patience} counts validations, but validate_every = 0 makes none; set it")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas = {self.betas} must be two numbers from 0 up to, not including, 1")
-        for name, kind in (("precision", Precision), ("compile", Compile)):
+        for name, kind in (("precision", Precision), ("compile", Compile), ("keep", Keep)):
             if getattr(self, name) not in get_args(kind):
                 choices = ", ".join(map(repr, get_args(kind)))
                 raise ValueError(f"{name} = {getattr(self, name)!r} is unknown; choose one of {choices}")

@@ -45,7 +45,7 @@ class Summary:
     step: int
     loss: float  # of the last step
     validation: dict[str, float]  # of the last validation
-    best_step: int  # of the lowest validation loss, whose weights are in best/; 0 where validation has no loss
+    best_step: int  # of the lowest validation loss, whose weights are in best/; 0 where it is not kept
     seconds: float  # since this process started or resumed the run
     tokens_per_second: float
 
@@ -65,7 +65,7 @@ def train(
 
     `model.loss(inputs, targets, counted)` returns the sum of the losses over the counted positions, and their number.
     `validate` is given the model in evaluation mode, in every process, every `validate_every` steps and at the end.
-    Where it returns a "loss", the checkpoint with the lowest one is kept in the subfolder best.
+    Where it returns a "loss", the checkpoint with the lowest one is kept in the subfolder best, unless `keep` is "last".
     Raises Diverged where the loss is not finite, Interrupted after Ctrl-C, RunError where a person has to act.
     """
     folder, vocab = Path(folder), config.model.vocab
@@ -198,6 +198,7 @@ class Loop:
     def __post_init__(self) -> None:
         self.start = self.begin.step  # steps done before
         self.exhausted = self.begin.exhausted
+        self.keeps_best = self.config.training.keep == "best"
         lines = read_metrics(self.folder) if self.records is not None else []
         self.selection = Selection.of(lines, self.config.training.patience, self.start)
         self.parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -216,7 +217,7 @@ class Loop:
     def run(self) -> Summary:
         training, step, began = self.config.training, self.start, self.clock
         steps = range(step + 1, 1 + (step if self.exhausted else training.steps))
-        if self.selection.step == step > 0:
+        if self.keeps_best and self.selection.step == step > 0:
             self.save_best()  # if the run was killed before it could
         order = (span for number in steps for span in spans(training, number, self.group.rank, self.group.size))
         with Feed(self.stream, order, self.group.device) as feed:
@@ -338,7 +339,7 @@ class Loop:
         """Keeps the weights if this validation is the best so far; the leading process decides for all when to stop."""
         if loss is None:
             return
-        if self.records is not None and self.selection.add(step, loss):
+        if self.records is not None and self.selection.add(step, loss) and self.keeps_best:
             self.save(step)  # first: a run that is killed between the two finds the best where it resumes
             self.save_best()
         exhausted = torch.tensor(float(self.selection.exhausted), device=self.group.device)
@@ -384,5 +385,5 @@ class Loop:
         losses = [line["loss"] for line in lines if "loss" in line]
         validations = [line["validation"] for line in lines if "validation" in line]
         loss, validation = (losses or [math.nan])[-1], (validations or [{}])[-1]
-        best = self.selection.step
+        best = self.selection.step if self.keeps_best else 0
         return Summary(self.folder, step, loss, validation, best, seconds, tokens / max(seconds, 1e-9))

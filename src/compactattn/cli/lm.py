@@ -1,0 +1,312 @@
+"""Commands of language modelling: train and sweep, and what evaluate and generate do for it."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from rich import box
+from rich.table import Table
+
+from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folder, require_counts, sweep, train
+from compactattn.cli.work import (
+    Asked,
+    Preset,
+    finish_sweep,
+    fit_to_machine,
+    has_gpu,
+    progress,
+    split_kernels,
+    train_and_show,
+)
+from compactattn.data.cache import cache_folder
+from compactattn.data.corpus import Corpus
+from compactattn.data.preparation import META, prepare
+from compactattn.data.stories import Stories
+from compactattn.data.tokenizers import load_tokenizer
+from compactattn.experiments import language_modelling
+from compactattn.experiments.language_modelling import OWN, TOGETHER, Model
+from compactattn.experiments.runs import read_evaluation
+from compactattn.experiments.storytelling import SAMPLING, Teller, Wish, save_stories
+from compactattn.experiments.sweep import Job
+from compactattn.models.language_model import build, count_parameters
+from compactattn.training.config import RunConfig, vary
+from compactattn.training.distributed import leads
+
+TITLE = "language modelling"
+OPTIONS = ("data", "by_position", "samples")  # of `evaluate`
+TEMPERATURE = SAMPLING.temperature
+DEMO_STORIES = 20_000
+STRETCHES, COLUMNS = 16, 40  # of a curve in the terminal
+# an untrained model writes any byte, and a terminal obeys some of them
+HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+# -- commands ------------------------------------------------------------------------------------
+
+
+@train.command(name="lm")
+def train_lm(
+    data: Path | None = None,
+    kernel: str = "triweight",
+    layers: int | None = None,
+    preset: Preset = "cpu-quick",
+    model: Model = "mosaic",
+    seed: int = 0,
+    steps: int | None = None,
+    batch: int | None = None,
+    length: int | None = None,
+    rate: float | None = None,
+    final_rate: float | None = None,
+    dropout: float | None = None,
+    width: int | None = None,
+    heads: int | None = None,
+    keep: Literal["best", "last"] | None = None,
+    precision: Literal["fp32", "bf16"] | None = None,
+    accumulation: int | None = None,
+    compile: Literal["none", "parts", "whole"] | None = None,
+    graph: bool | None = None,
+    device: str = "auto",
+    out: Path | None = None,
+    evaluate: bool = True,
+    tensorboard: bool = False,
+) -> None:
+    """Train a model on text, to foretell each next token.
+
+    compactattn train lm                       a small model on built-in stories, minutes on two CPU cores
+
+    compactattn train lm --kernel triweight --layers 8 --data data/stories --preset gpu-short
+
+    torchrun --nproc-per-node 8 -m compactattn train lm --data data/babistories --layers 12 --preset paper
+
+    The weights of the lowest validation loss are tested, unless told otherwise. Ctrl-C saves; `compactattn resume RUN` goes on
+    from there.
+
+    Args:
+        data: A corpus that `compactattn data` has prepared; by default the built-in stories, prepared on the fly.
+        kernel: Any kernel of `compactattn kernels`, as in "relumax(r=2)".
+        layers: Number of blocks: 2 for cpu-quick and 8 for the others, if not given. The paper has 1, 8 and 12.
+        preset: cpu-quick (width 128, windows of 128 tokens), gpu-short (the published model, 2,000 steps of 32 windows) or
+            paper (80,000 steps of 512 windows).
+        model: A Memory Mosaic, or a GPT-2 transformer of that size with learned positions.
+        seed: Of the first weights and of the windows.
+        steps: Updates of the weights, if other than the preset's; the warm-up is at most a tenth of them.
+        batch: Windows in an update, over all processes.
+        length: Tokens of a window.
+        rate: The highest learning rate; by default that of the paper for this depth and kernel.
+        final_rate: The learning rate of the last step.
+        dropout: Of the weights of attention, and of what each block adds.
+        width: Of the model.
+        heads: Of each block.
+        keep: The weights that are tested and tell stories: those of the lowest validation loss (best), or of the last step, as
+            in the paper.
+        precision: bf16 runs matrix products in bfloat16 under autocast.
+        accumulation: Micro-batches in an update, on each process; by default as many as hold 32 windows each.
+        compile: torch.compile for what surrounds attention (parts) or for everything (whole).
+        graph: Replay updates as a CUDA graph; for one process and one micro-batch.
+        device: auto, cpu, cuda or cuda:1.
+        out: The run's folder; by default runs/lm/CORPUS-MODEL-KERNEL-LAYERS-SEED.
+        evaluate: Test the model on the validation split.
+        tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
+    """
+    given = {"dropout": dropout, "width": width, "heads": heads}
+    training = {"steps": steps, "batch": batch, "rate": rate, "final_rate": final_rate, "keep": keep, "precision": precision,
+                "accumulation": accumulation, "compile": compile, "graph": graph, "device": device}  # fmt: skip
+    config = configure(open_corpus(data), preset, model, kernel, layers, seed, length, given, training)
+    folder = out or Path("runs") / language_modelling.NAME / name_run(config)
+    if leads():
+        with torch.device("meta"):
+            print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
+    train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
+
+
+@sweep.command(name="lm")
+def sweep_lm(
+    data: Path | None = None,
+    kernels: str = "gaussian,sparsemax,triweight,relumax",
+    layers: int | None = None,
+    seeds: int = 1,
+    preset: Preset = "cpu-quick",
+    steps: int | None = None,
+    device: str = "auto",
+    samples: int = 1000,
+    jobs: int = 0,
+    out: Path = Path("runs/lm-sweep"),
+) -> None:
+    """Train a model for every kernel and seed on the same text, and write one report.
+
+    compactattn sweep lm --kernels "gaussian,triweight,relumax(r=2),transformer"
+
+    What is finished is not done again: after Ctrl-C the same command goes on. "transformer" among the kernels is the GPT-2
+    transformer with learned positions.
+
+    Args:
+        data: A corpus that `compactattn data` has prepared; by default the built-in stories, prepared on the fly.
+        kernels: Names separated by commas.
+        layers: Number of blocks; see `compactattn train lm --help`.
+        seeds: How many, counted from 0.
+        preset: cpu-quick, gpu-short or paper; see `compactattn train lm --help`.
+        steps: Updates of the weights, if other than the preset's.
+        device: auto, cpu, cuda or cuda:1.
+        samples: Windows of the validation split that each model is tested on, at most.
+        jobs: Runs side by side; 0 is one on a GPU and one for each core on a CPU.
+        out: Folder of the runs; the report goes to its subfolder report.
+    """
+    require_counts(seeds=(seeds, 1), samples=(samples, 1), jobs=(jobs, 0))
+    variants, corpus = split_kernels(kernels), open_corpus(data)
+    configs = [
+        configure(corpus, preset, *read_variant(variant), layers, seed, None, {}, {"steps": steps, "device": device})
+        for seed in range(seeds)
+        for variant in variants
+    ]
+    prepare_folder(out)
+    todo = [Job(config, out / name_run(config), samples, device) for config in configs]
+    finish_sweep(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)), out, print_sweep)
+
+
+# -- configs -------------------------------------------------------------------------------------
+
+
+def open_corpus(folder: Path | None) -> Corpus:
+    """A prepared corpus, or the built-in stories, which take a second."""
+    try:
+        return Corpus.open(prepare_demo() if folder is None else folder)
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+
+
+def prepare_demo() -> Path:
+    folder = cache_folder() / "demo-stories"
+    if not (folder / META).is_file():
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise UsageError("several processes need a corpus that is there already; prepare one and name it with --data")
+        print(f"No --data: {DEMO_STORIES:,} built-in stories go to {folder}.", flush=True)
+        prepare([Stories(DEMO_STORIES)], load_tokenizer("bytes"), folder)
+    elif leads():
+        print(f"No --data: the built-in stories in {folder}.", flush=True)
+    return folder
+
+
+def configure(
+    corpus: Corpus, preset: str, model: str, kernel: str, layers: int | None, seed: int, length: int | None,
+    given: Mapping[str, Any], training: Mapping[str, Any],
+) -> RunConfig:  # fmt: skip
+    """The preset with what was asked for in place of its own; what is None stays."""
+    parse_kernel(kernel)
+    asked = {name: value for name, value in training.items() if value is not None}
+    size = {name: value for name, value in given.items() if value is not None}
+    depth = {} if layers is None else {"layers": layers}
+    windows = {} if length is None else {"length": length}
+    try:
+        config = language_modelling.PRESETS[preset](corpus, model, kernel, **depth, **windows)
+        config = fit_to_machine(config, asked.get("device", "auto"))
+        steps, batch = asked.get("steps", config.training.steps), asked.get("batch", config.training.batch)
+        usual = {"warmup": language_modelling.choose_warmup(steps), "accumulation": share(config, batch)}
+        return vary(config, seed=seed, model=size, training={**usual, **asked})
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+
+
+def share(config: RunConfig, batch: int) -> int:
+    """Micro-batches of 32 windows, where the preset has several and the processes can share them equally."""
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    if config.training.accumulation == 1 or batch % (TOGETHER * processes):
+        return 1
+    return batch // (TOGETHER * processes)
+
+
+def read_variant(name: str) -> tuple[str, str]:
+    """Model and kernel of a name such as "sparsemax" or "transformer"."""
+    return ("transformer", "gaussian") if name == "transformer" else ("mosaic", name)
+
+
+def describe(config: RunConfig) -> str:
+    model, data = config.model, config.data
+    size = f"{model.layers} {'layer' if model.layers == 1 else 'layers'}, width {model.width}"
+    text = f"windows of {data['length']} tokens ({data['tokenizer']}) of {data['corpus']}"
+    return f"{model.architecture}:{model.kernel}, {size}, {text}"
+
+
+def name_run(config: RunConfig) -> str:
+    """A folder's name for people; nothing is ever read out of it."""
+    model = config.model
+    kernel = re.sub(r"[^A-Za-z0-9.]+", "-", model.kernel).strip("-")
+    return "-".join([config.data["corpus"], model.architecture, kernel, str(model.layers), str(config.seed)])
+
+
+# -- what they print -----------------------------------------------------------------------------
+
+
+def evaluate_and_show(folder: Path, device: str, data: str = "", by_position: bool = False, samples: int = 1000) -> None:
+    """The loss on a text, printed and kept."""
+    require_counts(samples=(samples, 1))
+    with progress() as bar:
+        task = bar.add_task("evaluating")
+        row = language_modelling.evaluate_run(
+            folder, data, samples, device, lambda done, total: bar.update(task, completed=done, total=total or None)
+        )
+    table = Table(
+        "text", "loss, nats", "perplexity", "bits per byte", "tokens", "windows", box=box.SIMPLE_HEAD, show_edge=False
+    )
+    counts = f"{row['tokens']:,}", f"{row['samples']:,}"
+    table.add_row(row["split"], f"{row['loss']:.4f}", f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.4f}", *counts)
+    console().print(table)
+    if by_position:
+        print()
+        console().print(tabulate_positions(row["by_position"]))
+
+
+def tabulate_positions(curve: Mapping[str, Sequence[Any]]) -> Table:
+    """The curve in few stretches: a dot for each, between the lowest and the highest loss."""
+    size = -(-len(curve["loss"]) // STRETCHES)
+    found = []
+    for first in range(0, len(curve["loss"]), size):
+        end = min(first + size, len(curve["loss"]))
+        counts, losses = curve["tokens"][first:end], curve["loss"][first:end]
+        total = sum(count * loss for count, loss in zip(counts, losses, strict=True) if count)
+        found.append((curve["edges"][first] + 1, curve["edges"][end], total / max(sum(counts), 1)))
+    low, high = min(loss for *_, loss in found), max(loss for *_, loss in found)
+    table = Table("tokens read", "loss, nats", f"{low:.2f} to {high:.2f}", box=box.SIMPLE_HEAD, show_edge=False)
+    for start, end, loss in found:
+        place = round(COLUMNS * (loss - low) / max(high - low, 1e-9))
+        table.add_row(f"{start}–{end}" if end > start else str(end), f"{loss:.3f}", "·" * place + "●")
+    return table
+
+
+def print_sweep(todo: Sequence[Job]) -> None:
+    """The loss of every run on the validation split."""
+    table = Table("run", "validation loss", "perplexity", "bits per byte", "best step", box=box.SIMPLE_HEAD, show_edge=False)
+    for job in todo:
+        row = next(row for row in read_evaluation(job.folder) if row["split"] == OWN)
+        numbers = f"{row['loss']:.4f}", f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.4f}", str(row["step"])
+        table.add_row(job.folder.name, *numbers)
+    console().print(table)
+
+
+def answer(run: Path, asked: Asked) -> None:
+    """Writes stories: a single one as it comes, several when all are done. How fast goes to stderr."""
+    teller = Teller.open(run, asked.device)
+    wish = Wish(asked.tokens, asked.sampling, asked.seed, asked.stop)
+    prompts = [prompt for prompt in asked.prompts or ("",) for _ in range(asked.samples)]
+    began = time.monotonic()
+    told = [teller.stream(prompts[0], wish)] if len(prompts) == 1 else teller.tell(prompts, wish)
+    lines = []
+    for row, (prompt, pieces) in enumerate(zip(prompts, told, strict=True)):
+        if len(prompts) > 1:
+            print(f"{'' if row == 0 else chr(10)}[{row + 1}/{len(prompts)}]")
+        text = ""
+        print(prompt, end="", flush=True)
+        for piece in pieces:
+            text += piece
+            print(piece.translate(HARMLESS), end="", flush=True)
+        print()
+        lines.append(teller.describe(prompt, text, wish, row))
+    count, seconds = sum(len(pieces.tokens) for pieces in told), time.monotonic() - began
+    print(f"{count} tokens in {seconds:.1f} s, {count / seconds:.0f} tokens/s", file=sys.stderr)
+    if asked.save:
+        save_stories(run, lines)

@@ -1,0 +1,182 @@
+"""The lines of language modelling: validation loss by step, and loss by position in a window, also against the Gaussian's.
+
+In the style of `figures`: a line is named at its end rather than in a legend. Curves lie close together, so that each view
+of all has a closer one beside it; a curve that would squeeze the others leaves that view, and its name has an arrow.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, MaxNLocator
+
+from compactattn.report.figures import LINE_HEIGHT, STYLE, WIDTH, count_lines, draw_curve, name_ends
+from compactattn.report.lm_comparison import Comparison, Line, mean_validations, smooth_positions
+from compactattn.report.lm_tables import name_split
+from compactattn.report.palette import FAINT, MUTED, look_of
+
+MARKERS = 0.12  # of a panel from one marker to the next
+FAR = 5  # times the median distance from the lowest end, from which on a curve leaves a closer view
+Curves = Mapping[str, tuple[Line, Sequence[tuple[float, float]]]]  # by label
+
+
+def draw_validation(comparison: Comparison) -> Figure | None:
+    """Validation loss against step, the mean over seeds: all of it, its last half, and that less Gaussian attention's.
+
+    None where no run kept it.
+    """
+    curves = {line.label: (line, curve) for line in comparison.lines if (curve := mean_validations(line))}
+    if not curves:
+        return None
+    last = max(curve[-1][0] for _, curve in curves.values())
+    late = _pick({label: (line, [point for point in curve if point[0] >= last / 2]) for label, (line, curve) in curves.items()})
+    gaps = _differences(comparison, comparison.home, late)
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _stack([1.7, _room(late), *([_room(gaps)] if gaps else [])])
+        for line, curve in curves.values():
+            draw_curve(axes[0], line, curve)
+        axes[0].set_yscale("log")
+        axes[0].yaxis.set_major_locator(LogLocator(10, (1, 1.5, 2, 3, 5, 7)))
+        axes[0].yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+        axes[0].yaxis.set_minor_formatter(lambda y, _: "")
+        _draw_close(axes[1], late)
+        if gaps:
+            _draw_differences(axes[2], gaps)
+        titles = ("validation loss, log scale", "its last half, closer", "the same − Gaussian's")
+        for panel, title, start in zip(axes, titles, (0, last / 2, last / 2), strict=False):
+            panel.set_title(title, loc="left", pad=4)
+            panel.set_xlim(start, last * 1.01)
+            panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+            panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+        for panel, named in zip(axes[1:], (late, gaps), strict=False):
+            _name_curves(panel, named)
+        axes[-1].set_xlabel(
+            f"training step, of {comparison.batch * comparison.length:,} tokens" if comparison.tokens else "step"
+        )
+    return figure
+
+
+def draw_positions(comparison: Comparison) -> Figure | None:
+    """Loss against the tokens read in a window, smoothed, a panel for each split; None where no run has noted it."""
+    panels = {split: _by_position(comparison, split) for split in comparison.splits}
+    panels = {split: curves for split, curves in panels.items() if curves}
+    if not panels:
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _stack([_room(curves) for curves in panels.values()])
+        for panel, (split, curves) in zip(axes, panels.items(), strict=True):
+            _draw_close(panel, curves)
+            panel.set_title(f"{name_split(split)}: loss", loc="left", pad=4)
+            _scale_positions(panel, curves)
+            _name_curves(panel, curves, math.log2)
+        axes[-1].set_xlabel("tokens read in the window, log scale")
+    return figure
+
+
+def draw_differences(comparison: Comparison) -> Figure | None:
+    """Loss less that of Gaussian attention, against the tokens read; None where there is no such line or no other."""
+    panels = {split: _differences(comparison, split, _by_position(comparison, split)) for split in comparison.splits}
+    panels = {split: curves for split, curves in panels.items() if curves}
+    if not panels:
+        return None
+    with matplotlib.rc_context(STYLE):
+        figure, axes = _stack([_room(curves) for curves in panels.values()])
+        for panel, (split, curves) in zip(axes, panels.items(), strict=True):
+            _draw_differences(panel, curves)
+            panel.set_title(f"{name_split(split)}: loss − Gaussian's", loc="left", pad=4)
+            _scale_positions(panel, curves)
+            _name_curves(panel, curves, math.log2)
+        axes[-1].set_xlabel("tokens read in the window, log scale")
+    return figure
+
+
+def _by_position(comparison: Comparison, split: str) -> Curves:
+    return _pick({line.label: (line, list(smooth_positions(line, split).items())) for line in comparison.lines})
+
+
+def _differences(comparison: Comparison, split: str, curves: Curves) -> Curves:
+    """Each of the other curves less that of Gaussian attention, where both have a value; none without that one."""
+    base = comparison.base(split)
+    if base is None or base.label not in curves:
+        return {}
+    theirs = dict(curves[base.label][1])
+    others = {label: (line, curve) for label, (line, curve) in curves.items() if label != base.label}
+    return _pick(
+        {label: (line, [(x, y - theirs[x]) for x, y in curve if x in theirs]) for label, (line, curve) in others.items()}
+    )
+
+
+def _pick(curves: Curves) -> Curves:
+    """Those that have a point."""
+    return {label: (line, curve) for label, (line, curve) in curves.items() if curve}
+
+
+# -- panels --------------------------------------------------------------------------------------
+
+
+def _room(curves: Mapping[str, object]) -> float:
+    """Inches that a panel needs for the names beside it."""
+    return max(2.0, 0.2 + LINE_HEIGHT * sum(count_lines(f"{label} ↑") for label in curves))
+
+
+def _stack(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
+    """Panels of these heights below each other, with room for names on their right."""
+    gap, bottom = 0.62, 0.48
+    total = sum(heights) + gap * (len(heights) - 1) + bottom + 0.3
+    figure, axes, top = Figure(figsize=(WIDTH, total)), [], total - 0.3
+    for height in heights:
+        panel = figure.add_axes((0.13, (top - height) / total, 0.53, height / total))
+        panel.grid(axis="y", color=FAINT, linewidth=0.6)
+        panel.set_axisbelow(True)
+        axes.append(panel)
+        top -= height + gap
+    return figure, axes
+
+
+def find_far(ends: Mapping[str, float]) -> set[str]:
+    """The names whose ends are so much higher than the others' that a view of all would show no difference between those."""
+    lowest = min(ends.values())
+    typical = float(np.median([end - lowest for end in ends.values()]))
+    return {name for name, end in ends.items() if typical > 0 and end - lowest > FAR * typical}
+
+
+def _draw_differences(panel: Axes, curves: Curves) -> None:
+    """Curves of differences, with a line at zero."""
+    panel.axhline(0, color=MUTED, linewidth=0.8, zorder=1)
+    _draw_close(panel, curves, 0.0)
+    panel.yaxis.set_major_locator(MaxNLocator(6))
+    panel.yaxis.set_major_formatter(lambda y, _: f"{y:+.3g}".replace("-", "−") if abs(y) > 1e-9 else "0")
+
+
+def _draw_close(panel: Axes, curves: Curves, *shown: float) -> None:
+    """The curves at a scale that parts the near ones; values in `shown` are in view too."""
+    far = find_far({label: curve[-1][1] for label, (_, curve) in curves.items()})
+    near = [y for label, (_, curve) in curves.items() if label not in far for _, y in curve] + list(shown)
+    for line, curve in curves.values():
+        draw_curve(panel, line, curve, MARKERS)
+    margin = 0.06 * (max(near) - min(near)) or 0.01
+    panel.set_ylim(min(near) - margin, max(near) + margin)
+
+
+def _scale_positions(panel: Axes, curves: Curves) -> None:
+    ends = [x for _, curve in curves.values() for x, _ in (curve[0], curve[-1])]
+    panel.set_xscale("log", base=2)
+    panel.set_xlim(min(ends) / 1.05, max(ends) * 1.05)
+    panel.xaxis.set_major_locator(LogLocator(2, numticks=12))
+    panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+    panel.set_xticks([], minor=True)
+
+
+def _name_curves(panel: Axes, curves: Curves, scale: Any = lambda x: x) -> None:
+    top = panel.get_ylim()[1]
+    ends = [
+        (f"{label} ↑" if curve[-1][1] > top else label, curve[-1][1], curve[-1][0], look_of(line.variant))
+        for label, (line, curve) in curves.items()
+    ]
+    name_ends(panel, sorted(ends, key=lambda end: end[1]), scale)

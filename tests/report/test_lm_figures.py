@@ -1,0 +1,104 @@
+"""Figures of language modelling show the means, part what lies close together, and leave nothing unnamed."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from lm_examples import EDGES, make_all_runs, make_run
+from test_figures import assert_readable
+
+from compactattn.report import lm_figures
+from compactattn.report.lm_comparison import compare, smooth_positions
+
+DRAW = {
+    "validation": lm_figures.draw_validation,
+    "positions": lm_figures.draw_positions,
+    "differences": lm_figures.draw_differences,
+}
+
+
+@pytest.fixture(scope="module")
+def comparison():
+    return compare(make_all_runs(depths=(8,), few=False))[0]
+
+
+@pytest.fixture(scope="module")
+def drawn(comparison):
+    return {name: draw(comparison) for name, draw in DRAW.items()}
+
+
+@pytest.mark.parametrize("name", list(DRAW))
+def test_no_text_is_clipped_covers_another_or_is_tiny(drawn, name, monkeypatch):
+    assert_readable(drawn[name], monkeypatch)
+
+
+def test_two_lines_with_long_names_can_be_read(monkeypatch):
+    runs = [make_run(2.5, rate=rate, kernel=kernel) for rate in (1e-3, 5e-3) for kernel in ("gaussian", "topk_uniform(32)")]
+    for draw in DRAW.values():
+        assert_readable(draw(compare(runs)[0]), monkeypatch)
+
+
+def test_validation_is_drawn_whole_then_closer_then_as_a_difference(comparison, drawn):
+    whole, closer, gaps = drawn["validation"].axes
+    assert whole.get_xlim()[0] == 0
+    assert closer.get_xlim()[0] == gaps.get_xlim()[0] == 1000
+    for line, curve in zip(comparison.lines, whole.get_lines(), strict=False):
+        assert [(int(x), y) for x, y in curve.get_xydata()] == line.runs[0].validations
+    for line, curve in zip(comparison.lines, closer.get_lines(), strict=False):
+        assert [(int(x), y) for x, y in curve.get_xydata()] == line.runs[0].validations[9:]
+    base = np.array(comparison.lines[0].runs[0].validations[9:])
+    zero, *curves = gaps.get_lines()
+    assert list(zero.get_ydata()) == [0, 0]
+    for line, curve in zip(comparison.lines[1:], curves, strict=False):
+        expected = np.array(line.runs[0].validations[9:])[:, 1] - base[:, 1]
+        np.testing.assert_allclose(curve.get_ydata(), expected)
+
+
+def test_a_line_that_would_squeeze_the_others_leaves_the_closer_view_with_an_arrow(comparison, drawn):
+    names = {line.label for line in comparison.lines}
+    _, closer, gaps = drawn["validation"].axes
+    assert {text.get_text() for text in closer.texts} == names - {"normReLU"} | {"normReLU ↑"}
+    assert {text.get_text() for text in gaps.texts} == names - {"normReLU", "Gaussian"} | {"normReLU ↑"}
+    far = next(line for line in comparison.lines if line.label == "normReLU").runs[0].validations[-1][1]
+    near = [line.runs[0].validations[-1][1] for line in comparison.lines if line.label != "normReLU"]
+    assert min(near) > closer.get_ylim()[0]
+    assert max(near) < closer.get_ylim()[1] < far
+    assert lm_figures.find_far({"a": 1.0, "b": 1.01, "c": 1.02, "d": 3.0}) == {"d"}
+    assert lm_figures.find_far({"a": 1.0, "b": 3.0}) == set()
+    assert lm_figures.find_far({"a": 1.0, "b": 1.0}) == set()
+
+
+def test_each_split_has_a_panel_of_smoothed_losses(comparison, drawn):
+    panels = drawn["positions"].axes
+    assert [panel.get_title("left") for panel in panels] == [
+        "validation: loss",
+        "Simple English Wikipedia: loss",
+        "TinyStories: loss",
+    ]
+    for split, panel in zip(comparison.splits, panels, strict=True):
+        for line, curve in zip(comparison.lines, panel.get_lines(), strict=False):
+            np.testing.assert_array_equal(curve.get_xdata(), EDGES[1:])
+            np.testing.assert_array_equal(curve.get_ydata(), list(smooth_positions(line, split).values()))
+
+
+def test_differences_are_to_gaussian_attention_on_the_same_split(comparison, drawn):
+    for split, panel in zip(comparison.splits, drawn["differences"].axes, strict=True):
+        base = np.array(list(smooth_positions(comparison.base(split), split).values()))
+        zero, *curves = panel.get_lines()
+        others = [line for line in comparison.lines if line.label != "Gaussian"]
+        for line, curve in zip(others, curves, strict=False):
+            np.testing.assert_allclose(curve.get_ydata(), np.array(list(smooth_positions(line, split).values())) - base)
+        assert panel.get_ylim()[0] <= 0 <= panel.get_ylim()[1]
+        assert list(zero.get_ydata()) == [0, 0]
+
+
+def test_what_there_is_nothing_to_draw_for_is_not_drawn():
+    bare = dataclasses.replace(make_run(), validations=[])
+    bare = dataclasses.replace(bare, evaluation=[dataclasses.replace(row, by_position=None) for row in bare.evaluation])
+    (comparison,) = compare([bare])
+    assert [draw(comparison) for draw in DRAW.values()] == [None, None, None]
+    (alone,) = compare([make_run()])  # no Gaussian to hold it against
+    assert len(lm_figures.draw_validation(alone).axes) == 2
+    assert lm_figures.draw_differences(alone) is None
+    (base,) = compare([make_run(kernel="gaussian")])
+    assert lm_figures.draw_differences(base) is None

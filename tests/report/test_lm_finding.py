@@ -1,0 +1,202 @@
+"""Sentences about language modelling follow from the numbers, and say what is not known."""
+
+import dataclasses
+
+import pytest
+from lm_examples import make_all_runs, make_row, make_run
+from report_examples import tidy
+
+from compactattn.report import lm_finding, lm_paper
+from compactattn.report.lm_comparison import compare
+from compactattn.report.lm_finding import find, hold_against_paper, list_departures, list_kernels, rank
+
+GAUSSIAN = {"kernel": "gaussian"}
+TRANSFORMER = {"kernel": "gaussian", "architecture": "transformer"}
+
+
+def comparison_of(*runs):
+    (comparison,) = compare(runs)
+    return comparison
+
+
+def told(*runs):
+    finding = find(comparison_of(*runs))
+    return tidy(finding.headline), tidy(" ".join(finding.details))
+
+
+def seeds(loss, spread, count=3, **config):
+    return [make_run(loss + spread * (seed - 1), seed=seed, **config) for seed in range(count)]
+
+
+def test_the_headline_is_the_best_compact_kernel_against_the_gaussian():
+    headline, details = told(
+        make_run(2.5, layers=8), make_run(2.55, layers=8, kernel="biweight"), make_run(2.52, layers=8, **GAUSSIAN),
+        make_run(2.49, layers=8, **TRANSFORMER),
+    )  # fmt: skip
+    assert headline == (
+        "With 8 layers, sparsemax predicts held-out stories (BabiStories substitute) at 2.500 nats a token, "
+        "Gaussian attention at 2.520 (one seed each)."
+    )
+    assert details.startswith(
+        "Compact kernels ahead of Gaussian attention: 1 of 2 on validation, 1 of 2 on Simple English Wikipedia, "
+        "1 of 2 on TinyStories. Against the Transformer, the best Memory Mosaic is 0.010 behind on validation (sparsemax), "
+    )
+    assert "Every number is of a single seed: how much another would change it is not known" in details
+    assert "chosen by these same numbers" in details
+    assert "risen again" not in details
+
+
+def test_a_gaussian_that_is_ahead_is_called_so():
+    headline, details = told(make_run(2.5), make_run(2.4, **GAUSSIAN))
+    assert headline == (
+        "With 1 layer, no compact kernel is ahead of Gaussian attention: the best, sparsemax, predicts held-out stories "
+        "(BabiStories substitute) at 2.500 nats a token, Gaussian attention at 2.400 (one seed each)."
+    )
+    assert "0 of 1 on validation" in details
+
+
+def test_without_a_gaussian_the_best_speaks_for_itself():
+    headline, details = told(make_run(2.5), make_run(2.4, **TRANSFORMER))
+    assert headline == "With 1 layer, Transformer predicts held-out stories (BabiStories substitute) at 2.400 nats a token."
+    assert "ahead of Gaussian" not in details
+    assert list_kernels(comparison_of(make_run())) == []
+
+
+def test_a_difference_smaller_than_the_spread_of_seeds_is_called_so():
+    headline, details = told(*seeds(2.5, 0.02), *seeds(2.51, 0.02, **GAUSSIAN))
+    assert headline.endswith("Gaussian attention at 2.510, no further apart than seeds explain.")
+    assert "1 of 1 on validation (0 by more than seeds explain)" in details
+    assert "The numbers are of 3 seeds; what seeds explain is judged at 95 %" in details
+    headline, details = told(*seeds(2.4, 0.02), *seeds(2.51, 0.02, **GAUSSIAN))
+    assert headline.endswith("Gaussian attention at 2.510, further apart than seeds explain.")
+    assert "1 of 1 on validation (1 by more than seeds explain)" in details
+
+
+def test_the_spread_of_some_judges_a_single_seed_of_another():
+    headline, details = told(make_run(2.5), *seeds(2.51, 0.02, **GAUSSIAN))
+    assert headline.endswith("no further apart than seeds explain.")
+    assert "The numbers are of 1 to 3 seeds" in details
+
+
+def test_every_split_is_ranked_and_ties_are_named():
+    items = rank(comparison_of(*seeds(2.5, 0.02), *seeds(2.51, 0.02, **GAUSSIAN), make_run(3.5, kernel="norm_relu")))
+    assert items[0] == (
+        "Validation: sparsemax (2.500), Gaussian (2.510), normReLU (3.500). "
+        "No further from the first than seeds explain: Gaussian."
+    )
+    assert items[1].startswith("Simple English Wikipedia: sparsemax (4.900), ")
+    alone = rank(comparison_of(make_run(2.5), make_run(2.5001, **GAUSSIAN)))
+    assert alone[0] == "Validation: sparsemax (2.500), Gaussian (2.500)."
+
+
+def test_kernels_are_held_against_the_gaussian_on_every_split():
+    away = [make_row(2.6), make_row(4.7, "simplewiki")]
+    items = list_kernels(
+        comparison_of(make_run(2.5), make_run(2.7, kernel="relumax"), make_run(rows=away, stories=False, **GAUSSIAN))
+    )
+    assert items == [
+        "Validation (Gaussian 2.600): the best, sparsemax, is 0.100 ahead; the last, 1-ReLUmax, 0.100 behind.",
+        "Simple English Wikipedia (Gaussian 4.700): the best, sparsemax, is 0.200 behind; the last, 1-ReLUmax, 0.400 behind.",
+    ]
+    (item, *_) = list_kernels(comparison_of(*seeds(2.5, 0.02), *seeds(2.51, 0.02, **GAUSSIAN)))
+    assert item.endswith("is 0.010 ahead (no more than the 0.045 that seeds explain).")
+    (item, *_) = list_kernels(comparison_of(make_run(2.5), make_run(2.5, **GAUSSIAN)))
+    assert item.endswith("the best, sparsemax, is level to within 0.001.")
+
+
+def test_a_validation_loss_that_rose_again_is_told():
+    _, details = told(make_run(2.5, end=0.2), make_run(2.6, **GAUSSIAN))
+    assert (
+        "By the end of training the validation loss had risen again for sparsemax (from 2.505 at step 1,900 to 2.700)."
+        in details
+    )
+    many = [make_run(2.5, end=0.2, kernel=kernel) for kernel in ("gaussian", "sparsemax", "biweight", "triweight", "relumax")]
+    assert "and 2 more." in told(*many)[1]
+
+
+# -- beside the paper ----------------------------------------------------------------------------
+
+
+def test_claims_of_the_paper_are_counted_in_pairs_at_their_depth():
+    runs = [
+        make_run(2.5),
+        make_run(2.7, kernel="triweight"),
+        make_run(2.6, **GAUSSIAN),
+        make_run(2.65, kernel="topk_softmax(64)"),
+    ]
+    items = hold_against_paper(comparison_of(*runs))
+    assert items[0] == (
+        "The paper: with one layer, compact kernels of adaptive bandwidth have a lower validation loss than Gaussian attention "
+        "and top-k. Here: holds for 2 of 4 pairs; the best of each: sparsemax 2.500, Gaussian 2.600."
+    )
+    assert not any("8 layers" in item or "12 layers" in item for item in items)
+    assert not any("normReLU" in item for item in items)  # which was not run
+    deep = hold_against_paper(comparison_of(*(dataclasses.replace(run, config=_deepen(run.config, 12)) for run in runs)))
+    assert deep[0] == (
+        "The paper: with 12 layers, all but normReLU and uniform kNN reach roughly the same validation loss. "
+        "Here: they lie between sparsemax (2.500) and 4/3-entmax (2.700), 0.200 apart."
+    )
+
+
+def _deepen(config, layers):
+    return dataclasses.replace(config, model=dataclasses.replace(config.model, layers=layers))
+
+
+def test_the_start_of_a_window_is_judged_by_its_first_positions_alone():
+    items = hold_against_paper(comparison_of(make_run(2.5, kernel="biweight", early=0.5), make_run(2.55, **GAUSSIAN)))
+    (item,) = [item for item in items if "start from" in item]
+    assert "Here: holds for 0 of 1 pairs over the first 32 tokens" in item
+    items = hold_against_paper(comparison_of(make_run(2.6, kernel="biweight", early=-0.5), make_run(2.55, **GAUSSIAN)))
+    assert any("holds for 1 of 1 pairs over the first 32 tokens" in item for item in items)
+
+
+def test_the_published_loss_stands_beside_a_note_that_ours_is_another_corpus():
+    told = " ".join(map(tidy, lm_finding.state_published(comparison_of(make_run(layers=12)))))
+    assert "about 1.50 after 80,000 steps" in told
+    assert "on another corpus, stories (BabiStories substitute), and after 0.31 % of its 20,971,520,000 tokens" in told
+    assert "about 1.50" not in " ".join(lm_finding.state_published(comparison_of(make_run())))
+
+
+def test_departures_name_both_numbers():
+    notes = [tidy(note) for note in list_departures(comparison_of(make_run(rate=1e-3, width=384)))]
+    assert notes == [
+        "corpus: stories (BabiStories substitute); in the paper BabiStories",
+        "steps: 2,000; in the paper 80,000",
+        "batch: 64; in the paper 512",
+        "learning rate: 0.001; in the paper 0.005",
+        "warm-up steps: 200; in the paper 2,000",
+        "width: 384; in the paper 768",
+        "slots of persistent memory: 1,344; in the paper 2,688",
+        "tokens seen: at most 65,536,000, 0.31 % of the paper's 20,971,520,000",
+    ]
+
+
+def test_a_rate_that_the_paper_lowered_too_is_no_departure():
+    lowered = {"layers": 8, "rate": 1e-3}
+    assert not any("rate" in note for note in list_departures(comparison_of(make_run(kernel="relumax(r=2)", **lowered))))
+    assert any("rate" in note for note in list_departures(comparison_of(make_run(**lowered))))
+
+
+def test_runs_judged_on_different_text_or_stopped_early_are_told():
+    stopped = dataclasses.replace(make_run(**GAUSSIAN), steps=900)
+    notes = list_departures(comparison_of(make_run(rows=[make_row(checksum="ab")]), stopped))
+    assert "split validation: the runs were judged on 2 different test sets" in notes
+    assert "Gaussian, seed 0, stopped after 900 of its 2,000 steps" in notes
+
+
+def test_the_papers_claims_name_variants_that_have_a_row():
+    for claim in lm_paper.CLAIMS:
+        assert set(claim.lower) | set(claim.higher) <= set(lm_paper.ROWS), claim.text
+        assert not set(claim.lower) & set(claim.higher)
+        assert set(claim.layers) <= set(lm_paper.RATES)
+    assert len(lm_paper.DRAWN) == 10
+    assert lm_paper.TOKENS == 80_000 * 512 * 512
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_all_rows_make_a_finding_at_each_depth(count):
+    shallow, deep = compare(make_all_runs(seeds=count))
+    assert find(shallow).headline.startswith("With 1 layer, ")
+    assert find(deep).headline.startswith("With 8 layers, ")
+    assert len(rank(deep)) == 3
+    assert len(hold_against_paper(deep)) == 7

@@ -1,0 +1,141 @@
+"""Language modelling has its place on the page and in the documents, with a story of each model as it wrote it."""
+
+import dataclasses
+import re
+
+import pytest
+from benchmarks import experiments as documents
+from lm_examples import make_all_runs, make_run
+from report_examples import make_run as make_length_run
+from report_examples import tidy, write_lines
+from test_page import Elements
+
+from compactattn.report import lm_stories
+from compactattn.report.evaluations import Story
+from compactattn.report.lm_comparison import compare
+from compactattn.report.page import write_report
+
+KERNELS = ("gaussian", "sparsemax", "norm_relu")
+HOSTILE = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    runs = [make_run(2.5 - 0.1 * n, layers=n, kernel=kernel, source=f"{kernel}-{n}") for n in (1, 8) for kernel in KERNELS[:2]]
+    out = tmp_path_factory.mktemp("report")
+    write_report([make_length_run(), *runs, make_run(3.0, layers=8, kernel="norm_relu")], out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def page(folder):
+    return (folder / "index.html").read_text(encoding="utf-8")
+
+
+def test_each_depth_has_a_section_on_a_page_that_asks_for_nothing(page):
+    elements = Elements(page)
+    assert elements.open == []
+    ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert {"mqmtar", "lm-stories-1", "lm-stories-8", "made"} <= set(ids)
+    assert "; Language modelling: stories (BabiStories substitute), 1 layer, stories (BabiStories substitute), 8 layers" in page
+    assert not re.search(r"https?:|//[a-z]|@import|@font-face", page)
+
+
+def test_a_section_says_what_was_found_in_the_order_of_a_reader(page):
+    section = page[page.index('id="lm-stories-8"') : page.index('id="made"')]
+    places = [
+        section.index(text)
+        for text in (
+            "With 8 layers, ",
+            "<figure>",
+            "65,536,000 tokens seen by each",
+            "<h3>From the lowest loss up</h3>",
+            "<h3>Compact kernels against Gaussian attention</h3>",
+            "<h3>What context is worth</h3>",
+            "<h3>What the models write</h3>",
+            "<h3>Beside the paper</h3>",
+            "not run here: Gaussian kNN, k=32",
+            "<h3>Where this departs from the paper</h3>",
+        )
+    ]
+    assert places == sorted(places)
+    assert section.count("<figure>") == 3
+
+
+def test_the_corpus_is_called_a_substitute_wherever_it_is_named(page):
+    text = re.sub(r"<style>.*?</style>|<svg.*?</svg>", "", page, flags=re.DOTALL)
+    for rest in ("draws curves on BabiStories", "in the paper BabiStories", "stories (BabiStories substitute)"):
+        assert rest in text
+        text = text.replace(rest, "")
+    assert "babistories" not in re.sub("Stories \\(BabiStories substitute\\)", "", text).lower()
+
+
+def test_the_best_models_story_is_open_and_the_others_are_folded(page):
+    section = page[page.index('id="lm-stories-8"') : page.index('id="made"')]
+    told = section[section.index("What the models write") : section.index("Beside the paper")]
+    assert told.count('<div class="story">') == 3
+    assert re.findall("<summary>(.*?)</summary>", told) == ["sparsemax", "normReLU"]
+    assert told.index('<div class="story">') < told.index("<details>")
+    assert told.count("Sampled with temperature 0.8, top-k 50, top-p 0.95, drawn with seed 7") == 3
+
+
+def test_a_story_is_escaped_and_keeps_its_lines(page, tmp_path):
+    assert "<blockquote><b>Once upon a time</b> there was a small fox.\n\nIt met &lt;b&gt;Anna &amp; Tom&lt;/b&gt; by" in page
+    hostile = dataclasses.replace(make_run(), stories=[Story(HOSTILE, f"{HOSTILE}{HOSTILE}")])
+    write_report([hostile], tmp_path)
+    for name in ("index.html", "report.md"):
+        text = (tmp_path / name).read_text()
+        assert "<script" not in text
+        assert text.count("&lt;script") == 2
+
+
+def story_of(text, **changes):
+    (comparison,) = compare([dataclasses.replace(make_run(), stories=[Story("Once", text, **changes)])])
+    return comparison, comparison.lines[0], comparison.lines[0].runs[0].stories[0]
+
+
+def test_markdown_quotes_a_story_and_the_prompt_is_told_once():
+    for text in ("Once a *fox*\n# ran", " a *fox*\n# ran"):
+        quoted = lm_stories.format_markdown(*story_of(text)).split("\n\n")[1]
+        assert quoted == "> **Once** a \\*fox\\*\n> \\# ran\n"
+    folded = lm_stories.format_markdown(*story_of("Once"), folded=True)
+    assert folded.startswith("<details><summary>sparsemax</summary>\n\nsparsemax, loss 2.500")
+
+
+def test_the_caption_says_how_a_story_was_sampled():
+    assert lm_stories.describe_story(*story_of("x", step=2000)) == (
+        "sparsemax, loss 2.500, after 2,000 steps. Sampled with the likeliest token each time; the prompt is in bold."
+    )
+    caption = lm_stories.describe_story(*story_of("x", temperature=1.0, min_p=0.05, seed=3))
+    assert caption.endswith("Sampled with temperature 1, min-p 0.05, drawn with seed 3; the prompt is in bold.")
+
+
+def test_runs_without_stories_have_no_heading_for_them(tmp_path):
+    page = write_report([make_run(stories=False)], tmp_path).read_text()
+    assert "What the models write" not in page
+
+
+def test_two_settings_of_one_depth_have_links_of_their_own(tmp_path):
+    page = write_report([make_run(), make_run(steps=1000)], tmp_path).read_text()
+    assert re.findall(r'<section id="(lm[^"]+)"', page) == ["lm-stories-1", "lm-stories-1-1"]
+
+
+def test_markdown_says_the_same_and_its_figures_lie_beside_it(folder):
+    text = (folder / "report.md").read_text(encoding="utf-8")
+    assert "## Stories (BabiStories substitute), 8 layers (2,000 steps of 64 windows)" in text
+    linked = re.findall(r"\]\((figures/lm[^)]+)\)", text)
+    assert len(linked) == 6
+    assert all((folder / path).is_file() for path in linked)
+
+
+def test_the_documents_state_that_there_are_no_results_until_there_are(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    assert documents.lm_section() == "No results yet."
+    (tmp_path / "results" / "lm").mkdir(parents=True)
+    write_lines(tmp_path / "results" / "lm" / "stories.jsonl", [run.to_json() for run in make_all_runs()])
+    text = tidy(documents.lm_section())
+    assert text.startswith("#### stories (BabiStories substitute), 1 layer, 2,000 steps\n\n**With 1 layer, ")
+    assert text.count("#### ") == 2
+    assert text.count("| **normReLU** | ") == 2
+    assert text.count("> **Once upon a time** there was a small fox.") == 2

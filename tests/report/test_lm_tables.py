@@ -1,0 +1,74 @@
+"""The table of language modelling shows losses, sizes and cost, and says what all runs share."""
+
+import dataclasses
+
+from lm_examples import make_row, make_run
+from report_examples import tidy
+from test_tables import Cells
+
+from compactattn.report import lm_tables
+from compactattn.report.lm_comparison import compare
+
+
+def comparison_of(*runs):
+    (comparison,) = compare(runs)
+    return comparison
+
+
+def test_markdown_has_a_row_for_each_variant_and_a_column_for_each_split():
+    comparison = comparison_of(
+        make_run(2.5), make_run(2.6, kernel="gaussian", wall=0.0), make_run(2.55, architecture="transformer", kernel="gaussian")
+    )
+    assert lm_tables.format_markdown(comparison).splitlines() == [
+        "| Kernel | Validation, loss | Perplexity | Bits, per byte | Simple English Wikipedia, loss | TinyStories, loss"
+        " | Size, million | Time | Tokens/s, thousand |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| **Gaussian** | 2.600 | 13.46 | 0.839 | 5.000 | 3.200 | 45.7 | – | – |",
+        "| **sparsemax** | **2.500** | 12.18 | **0.806** | **4.900** | **3.100** | 45.7 | 10 min | 109 |",
+        "| **Transformer** | 2.550 | 12.81 | 0.823 | 4.950 | 3.150 | 46.1 | 10 min | 109 |",
+    ]
+
+
+def test_several_seeds_show_half_of_their_interval():
+    comparison = comparison_of(make_run(2.5), make_run(2.51, seed=1), make_run(2.6, kernel="gaussian"))
+    text = tidy(lm_tables.format_markdown(comparison))
+    assert "| **sparsemax** | **2.505** ± 0.064 |" in text
+    assert "| **Gaussian** | 2.600 | 13.46 |" in text
+    assert "mean over seeds, ± half of its 95 % interval where there are several. Ours: 1 to 2 seeds" in tidy(
+        lm_tables.describe(comparison)
+    )
+
+
+def test_the_caption_states_the_tokens_that_each_run_has_seen():
+    text = lm_tables.describe(comparison_of(make_run()))
+    assert "trained on stories (BabiStories substitute). Ours: 1 seed, 2,000 steps of 64 windows of 512 tokens" in text
+    assert "so 65,536,000 tokens seen by each; judged on windows: 200 of validation" in text
+    assert "Evaluated at step" not in text
+    early = make_run(rows=[make_row(step=1500)])
+    assert "Evaluated at step 1,500." in lm_tables.describe(comparison_of(early))
+
+
+def test_steps_and_tokens_have_columns_where_runs_differ_in_them():
+    short = dataclasses.replace(make_run(kernel="gaussian"), steps=1000)
+    text = lm_tables.format_markdown(comparison_of(make_run(), short))
+    assert "| Steps, done | Tokens, seen |" in text
+    assert "| 1,000 | 32,768,000 |" in text
+    assert "| 2,000 | 65,536,000 |" in text
+    assert "Steps" not in lm_tables.format_markdown(comparison_of(make_run(), make_run(kernel="gaussian")))
+
+
+def test_what_is_missing_is_a_dash_and_a_column_without_numbers_is_left_out():
+    bare = make_run(2.6, kernel="gaussian", rows=[make_row(2.6, bits_per_byte=None)], wall=0.0)
+    text = lm_tables.format_markdown(comparison_of(bare))
+    assert text.splitlines()[0] == "| Kernel | Validation, loss | Perplexity | Size, million |"
+    beside = lm_tables.format_markdown(comparison_of(bare, make_run(2.5)))
+    assert "| **Gaussian** | 2.600 | 13.46 | – | – | – | 45.7 | – | – |" in beside
+
+
+def test_html_has_the_same_cells_and_the_papers_names():
+    comparison = comparison_of(make_run(2.5), make_run(2.6, kernel="gaussian"))
+    rows = Cells(lm_tables.format_html(comparison)).rows
+    assert rows[0][:3] == ["Kernel", "Validationloss", "Perplexity"]
+    assert rows[1][:2] == ["Gaussian", "2.600"]
+    assert rows[2][:2] == ["sparsemaxEpanechnikov (sparsemax)", "2.500"]
+    assert "--share:1.000" in lm_tables.format_html(comparison)

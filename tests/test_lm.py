@@ -1,0 +1,281 @@
+"""The commands of language modelling, as a person uses them; and the list of runs behind its results."""
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from tests.experiments.lm_examples import make_corpus, write_stories
+
+from compactattn import cli
+from compactattn.cli import lm as commands
+from compactattn.data.corpus import Corpus
+from compactattn.data.tokenizers import Bytes
+from compactattn.experiments.runs import open_run, read_evaluation
+from compactattn.models.generation import TextStream
+from compactattn.training import checkpoint
+from compactattn.training.records import read_metrics
+
+TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--length", "24", "--batch", "4", "--device", "cpu"]
+MAKE = Path(__file__).parent.parent / "results" / "make.py"
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return make_corpus(tmp_path_factory.mktemp("corpora") / "stories").folder
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    cli.main(["train", "lm", "--data", str(corpus), *TINY, "--steps", "6", "--no-evaluate", "--out", str(folder)])
+    return folder
+
+
+def refuse(capsys, *arguments):
+    """What the command says on stderr as it refuses: one line, status 2, no traceback."""
+    with pytest.raises(SystemExit) as exit:
+        cli.main([str(argument) for argument in arguments])
+    assert exit.value.code == 2
+    (said,) = capsys.readouterr().err.strip().splitlines()[-1:]
+    return said.removeprefix("compactattn: ")
+
+
+def test_with_no_data_the_built_in_stories_are_prepared_and_said_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COMPACTATTN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(commands, "DEMO_STORIES", 30)
+    monkeypatch.chdir(tmp_path)
+    cli.main(["train", "lm", *TINY, "--steps", "10", "--kernel", "relumax(r=2)"])
+    said = capsys.readouterr().out
+    assert "No --data: 30 built-in stories go to" in said
+    assert re.search(
+        r"mosaic:relumax\(r=2\), 1 layer, width 16, windows of 24 tokens \(bytes\) of demo-stories: [\d,]+ param", said
+    )
+    folder = tmp_path / "runs/lm/demo-stories-mosaic-relumax-r-2-1-0"
+    assert checkpoint.load_config(folder).training.warmup == 1
+    assert [row["split"] for row in read_evaluation(folder)] == ["validation"]
+    assert "bits per byte" in said
+    assert [line["step"] for line in read_metrics(folder) if "validation" in line] == [10]
+    cli.main(["train", "lm", *TINY, "--steps", "2", "--seed", "1", "--no-evaluate"])
+    assert "No --data: the built-in stories in" in capsys.readouterr().out
+
+
+def test_what_was_asked_for_takes_the_place_of_the_presets_own(corpus):
+    opened = Corpus.open(corpus)
+
+    def configure(preset="gpu-short", model="mosaic", kernel="gaussian", layers=None, length=None, given=None, **training):
+        return commands.configure(opened, preset, model, kernel, layers, 3, length, given or {}, {"device": "cpu", **training})
+
+    usual = configure()
+    assert (usual.seed, usual.model.layers, usual.training.graph, usual.training.compile) == (3, 8, False, "none")
+    other = configure(layers=12, length=64, steps=500, rate=2e-3, given={"dropout": 0.0, "width": None})
+    assert (other.model.layers, other.model.dropout, other.model.width) == (12, 0.0, 768)
+    assert (other.training.steps, other.training.warmup, other.training.rate) == (500, 50, 2e-3)
+    assert (other.training.final_rate, other.data["length"]) == (5e-5, 64)
+    assert configure(model="transformer", length=64).model.longest == 64
+    assert configure("paper", length=64).training.accumulation == 16
+
+
+def test_processes_share_the_papers_batch(corpus, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    config = commands.configure(Corpus.open(corpus), "paper", "mosaic", "gaussian", 1, 0, 64, {}, {"device": "cpu"})
+    assert (config.training.batch, config.training.accumulation) == (512, 2)
+
+
+def test_evaluate_shows_the_loss_and_its_curve(run, tmp_path, capsys):
+    text = write_stories(tmp_path / "wiki.txt")
+    cli.main(["evaluate", str(run), "--data", str(text), "--by-position", "--samples", "9", "--device", "cpu"])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    (row,) = (row for row in read_evaluation(run) if row["split"] == "wiki")
+    shown = next(line for line in lines if line[:1] == ["wiki"])
+    assert shown[1:] == [f"{row['loss']:.4f}", f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.4f}", "216", "9"]
+    curve = [line for line in lines if line and "●" in line[-1]]
+    assert [line[0] for line in curve] == [f"{start}–{start + 1}" for start in range(1, 24, 2)]
+    losses = row["by_position"]["loss"]
+    assert [float(line[1]) for line in curve] == pytest.approx(
+        [(a + b) / 2 for a, b in zip(losses[::2], losses[1::2], strict=True)], abs=6e-4
+    )
+    assert {len(line[-1]) for line in curve} >= {1, 41}  # the lowest and the highest
+    cli.main(["evaluate", str(run), "--device", "cpu"])
+    assert "●" not in capsys.readouterr().out
+
+
+def test_generate_streams_a_story_and_keeps_it_on_request(run, capsys):
+    command = ["generate", str(run), "--prompt", "Once upon", "--tokens", "7", "--seed", "4", "--no-stop", "--device", "cpu"]
+    cli.main([*command, "--top-k", "5", "--save"])
+    said = capsys.readouterr()
+    assert said.out.startswith("Once upon")
+    assert re.fullmatch(r"7 tokens in [\d.]+ s, \d+ tokens/s\n", said.err)
+    (line,) = map(json.loads, (run / "stories.jsonl").read_text().splitlines())
+    assert (
+        line.items() >= {"prompt": "Once upon", "temperature": 0.8, "top_k": 5, "top_p": 1.0, "min_p": 0.0, "seed": 4}.items()
+    )
+    assert line["step"] == open_run(run, "cpu").step
+    assert said.out == "Once upon" + line["text"].translate(commands.HARMLESS) + "\n"
+    cli.main([*command, "--top-k", "5"])
+    assert capsys.readouterr().out == said.out
+    assert len((run / "stories.jsonl").read_text().splitlines()) == 1
+
+
+def test_several_prompts_are_answered_together(run, tmp_path, capsys):
+    (tmp_path / "prompts.txt").write_text("A fox\n\nThe end\n")
+    command = ["generate", str(run), "--tokens", "4", "--temperature", "0", "--no-stop", "--device", "cpu"]
+    cli.main([*command, "--prompt", "Once", "--prompts-file", str(tmp_path / "prompts.txt"), "--samples", "2"])
+    parts = re.split(r"\[\d/6\]\n", capsys.readouterr().out)[1:]
+    assert [part[:3] for part in parts] == ["Onc", "Onc", "A f", "A f", "The", "The"]
+    assert parts[0] == parts[1]
+    cli.main([*command, "--prompt", "A fox"])
+    assert capsys.readouterr().out == parts[2].removesuffix("\n")
+
+
+def test_control_characters_do_not_reach_the_terminal(run, monkeypatch, capsys):
+    wild = "a\x1b[2Jb\n\tc\x7f\x9b"
+    monkeypatch.setattr(commands.Teller, "stream", lambda self, prompt, wish: TextStream(iter(wild.encode()), Bytes()))
+    cli.main(["generate", str(run), "--prompt", "x", "--device", "cpu"])
+    assert capsys.readouterr().out == "xa\ufffd[2Jb\n\tc\ufffd\ufffd\n"
+
+
+def test_inspect_shows_tokens_as_text(run, capsys):
+    cli.main(["inspect", str(run), "--text", "a fox", "--device", "cpu"])
+    shown = capsys.readouterr().out
+    assert "what 'x', word 5 of 5" in shown
+    assert re.search(r"[afo]@\d", shown)
+    cli.main(["inspect", str(run), "--device", "cpu"])
+    assert "of 24, looked back" in capsys.readouterr().out
+
+
+def test_a_sweep_trains_each_kernel_once_and_leaves_a_report(corpus, tmp_path, monkeypatch, capsys):
+    tiny = commands.language_modelling.cpu_quick
+
+    def smaller(*given, **more):
+        return commands.vary(tiny(*given, **{**more, "length": 24}), model={"width": 16, "heads": 2}, training={"batch": 4})
+
+    monkeypatch.setitem(commands.language_modelling.PRESETS, "cpu-quick", smaller)
+    command = ["sweep", "lm", "--data", str(corpus), "--kernels", "gaussian,triweight,entmax43,transformer", "--layers", "1"]
+    cli.main([*command, "--steps", "4", "--samples", "5", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)])
+    names = [f"stories-{name}-1-0" for name in ("mosaic-gaussian", "mosaic-triweight", "transformer-gaussian")]
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith(" stories-")] == names
+    assert {path.name for path in tmp_path.iterdir()} == {*names, "report"}
+    page = (tmp_path / "report" / "index.html").read_text()
+    assert "4/3-entmax" in page
+    assert "What context is worth" in page
+
+
+def test_resume_goes_on_with_the_same_text(run, capsys):
+    before = (run / "metrics.jsonl").read_bytes()
+    cli.main(["resume", str(run)])
+    assert (run / "metrics.jsonl").read_bytes() == before
+    assert "validation" in capsys.readouterr().out
+
+
+def test_mistakes_are_told_in_a_sentence(run, corpus, tmp_path, capsys):
+    train = ["train", "lm", "--data", corpus, *TINY, "--out", tmp_path / "out"]
+    assert "is no prepared corpus: it has no meta.json" in refuse(capsys, "train", "lm", "--data", tmp_path)
+    assert "a window of 99999" in refuse(capsys, *train, "--length", "99999")
+    assert "did you mean 'triweight'" in refuse(capsys, *train, "--kernel", "triwait")
+    assert "layers = 0 must be at least 1" in refuse(capsys, *train, "--layers", "0")
+    assert not (tmp_path / "out").exists()
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    assert "there is no document in" in refuse(capsys, "evaluate", run, "--data", empty, "--device", "cpu")
+    assert "neither a prepared corpus nor a text file" in refuse(
+        capsys, "evaluate", run, "--data", "nowhere", "--device", "cpu"
+    )
+    assert "samples = 0" in refuse(capsys, "evaluate", run, "--samples", "0", "--device", "cpu")
+    said = refuse(capsys, "evaluate", run, "--lengths", "64")
+    assert said == f"--lengths is for length generalisation, and {run} is a run of language modelling"
+    assert "top_p = 0.0 must be above 0" in refuse(capsys, "generate", run, "--top-p", "0")
+    assert "cannot read the prompts in" in refuse(capsys, "generate", run, "--prompts-file", tmp_path / "none")
+    assert "there is no prompt in" in refuse(capsys, "generate", run, "--prompts-file", empty)
+
+
+def test_what_is_for_stories_alone_is_refused_elsewhere(tmp_path, capsys):
+    small = ["--layers", "1", "--width", "16", "--heads", "2", "--steps", "1", "--batch", "4", "--device", "cpu"]
+    cli.main(["train", "length-gen", *small, "--no-evaluate", "--out", str(tmp_path / "recall")])
+    for option in ("--save", "--no-stop"):
+        assert "are for language modelling, not for length generalisation" in refuse(
+            capsys, "generate", tmp_path / "recall", option, "--device", "cpu"
+        )
+    said = refuse(capsys, "evaluate", tmp_path / "recall", "--data", "x")
+    assert said.startswith("--data is for language modelling, and ")
+
+
+def test_a_prompt_longer_than_the_learned_positions_is_told_in_a_sentence(corpus, tmp_path, capsys):
+    command = ["train", "lm", "--data", str(corpus), *TINY, "--model", "transformer", "--kernel", "gaussian", "--no-evaluate"]
+    cli.main([*command, "--steps", "2", "--out", str(tmp_path / "run")])
+    said = refuse(capsys, "generate", tmp_path / "run", "--prompt", "a" * 30, "--device", "cpu")
+    assert said == "a prompt of 30 tokens is longer than the 24 this model learned positions for"
+
+
+# -- results/make.py -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def make():
+    spec = importlib.util.spec_from_file_location("make", MAKE)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def ask(make, monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["make.py", "lm", *map(str, arguments)])
+    return make.read_arguments()
+
+
+def test_results_hold_every_row_of_the_paper_and_compare_neighbours_at_one_layer(make, monkeypatch, tmp_path):
+    folder = make_corpus(tmp_path / "stories").folder
+    given = ask(make, monkeypatch, "--data", folder, "--layers", "1,8", "--steps", "300", "--ood", f"twin={folder}")
+    configs = make.list_lm(given)
+    rows = {layers: [c.model.kernel for c in configs if c.model.layers == layers] for layers in (1, 8)}
+    assert sum("topk" in kernel for kernel in rows[1]) == 6
+    assert [kernel for kernel in rows[8] if "topk" in kernel] == ["topk_uniform(32)", "topk_softmax(32)"]
+    assert len(rows[1]) - 6 == len(rows[8]) - 2 == 9  # eight other kernels, and the transformer
+    assert [c.model.architecture for c in configs].count("transformer") == 2
+    assert {(c.training.steps, c.training.warmup, c.training.validate_every, c.training.keep) for c in configs} == {
+        (300, 30, 15, "last")
+    }
+    (one,) = make.list_lm(ask(make, monkeypatch, "--data", folder, "--layers", "12", "--row", "4/3-entmax"))
+    assert (one.model.kernel, one.training.rate) == ("triweight", 1e-3)
+    chosen = make.list_lm(
+        ask(make, monkeypatch, "--data", folder, "--layers", "1", "--kernels", "relumax(r=2, b=1),transformer")
+    )
+    assert [c.model.architecture for c in chosen] == ["mosaic", "transformer"]
+    with pytest.raises(SystemExit, match="row 'nothing' is unknown"):
+        make.list_lm(ask(make, monkeypatch, "--data", folder, "--row", "nothing"))
+
+
+def test_a_line_of_results_names_the_corpus_and_no_place_of_a_machine(make, monkeypatch, tmp_path):
+    corpus = make_corpus(tmp_path / "stories")
+    other = make_corpus(tmp_path / "others", stories=8, seed=3)
+    given = ask(make, monkeypatch, "--data", corpus.folder, "--layers", "1", "--steps", "2", "--ood", f"near={other.folder}")
+    config = make.list_lm(given)[0]
+    config = make.vary(
+        config,
+        model={"width": 16, "heads": 2, "slots": 8},
+        training={"batch": 2, "compile": "none", "graph": False, "precision": "fp32", "device": "cpu"},
+    )
+    monkeypatch.setattr(make, "WINDOWS", 3)
+    make.make(config, tmp_path, given)
+    text = (tmp_path / "stories-1.jsonl").read_text()
+    assert str(tmp_path) not in text
+    line = json.loads(text)
+    assert line["config"]["data"]["corpus"] == "stories"
+    assert {row["split"]: row["samples"] > 0 for row in line["evaluation"]} == {"validation": True, "near": True}
+    assert line["stories"][0]["prompt"] == "Once upon a time"
+    assert line["environment"]["command"].endswith("--data stories --layers 1 --steps 2 --ood near=others")
+    assert [run.config for run in make.load_results(tmp_path / "stories-1.jsonl")] == [make.strip_place(config)]
+    assert torch.isfinite(torch.tensor(line["validations"][-1][1]))
+
+
+def test_the_last_name_of_an_absolute_path_stays_in_a_command(make):
+    assert make.strip_folders("make.py lm --data /a/b/c --ood x=/d/e,y=f/g --rate 1e-3") == (
+        "make.py lm --data c --ood x=e,y=f/g --rate 1e-3"
+    )

@@ -15,7 +15,7 @@ from compactattn.training.config import RunConfig, TrainingConfig
 
 EDGES = tuple(range(0, 513, 4))
 SHIFTS = {"validation": 0.0, "simplewiki": 2.4, "tinystories": 0.6}
-TEXT = "Once upon a time there was a small fox.\n\nIt met <b>Anna & Tom</b> by the river, and *they* played all day.\nThe end."
+TEXT = " there was a small fox.\n\nIt met <b>Anna & Tom</b> by the river, and *they* played all day.\nThe end."
 
 
 def make_config(kernel="sparsemax", seed=0, layers=1, architecture="mosaic", data=None, width=768, **training):
@@ -48,7 +48,7 @@ def make_run(loss=2.5, source="run", splits=tuple(SHIFTS), rows=None, early=0.0,
     validations = [*curve[:-1], (steps, curve[-1][1] + end)]
     losses = [(step, 2.2 + 6 * math.exp(-step / 300)) for step in range(10, steps + 1, 10)]
     rows = [make_row(loss + SHIFTS[split], split, early) for split in splits] if rows is None else rows
-    told = [Story("Once upon a time", TEXT, 0.8, 50, 0.95, 0.0, 7, steps)] if stories else []
+    told = [Story("Once upon a time", TEXT, 0.8, 50, 0.95, 0.0, 7, 0, steps)] if stories else []
     return Run(config, ENVIRONMENT, steps, wall, losses, rows, source, validations, told)
 
 

@@ -38,6 +38,11 @@ def test_runs_of_another_depth_corpus_length_batch_or_number_of_steps_are_not_co
     assert tokens == {key: steps * batch * length for key in tokens for _, steps, batch, length in [key]}
 
 
+def test_the_folder_in_which_a_corpus_lies_keeps_no_runs_apart():
+    comparison = comparison_of(make_run(data={"folder": "/a"}), make_run(seed=1, data={"folder": "/b"}))
+    assert [line.seeds for line in comparison.lines] == [[0, 1]]
+
+
 def test_the_corpus_stories_is_never_called_babistories():
     comparison = comparison_of(make_run())
     assert comparison.title == "stories (BabiStories substitute), 1 layer"

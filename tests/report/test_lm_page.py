@@ -82,7 +82,7 @@ def test_the_best_models_story_is_open_and_the_others_are_folded(page):
 
 def test_a_story_is_escaped_and_keeps_its_lines(page, tmp_path):
     assert "<blockquote><b>Once upon a time</b> there was a small fox.\n\nIt met &lt;b&gt;Anna &amp; Tom&lt;/b&gt; by" in page
-    hostile = dataclasses.replace(make_run(), stories=[Story(HOSTILE, f"{HOSTILE}{HOSTILE}")])
+    hostile = dataclasses.replace(make_run(), stories=[Story(HOSTILE, HOSTILE)])
     write_report([hostile], tmp_path)
     for name in ("index.html", "report.md"):
         text = (tmp_path / name).read_text()
@@ -95,10 +95,9 @@ def story_of(text, **changes):
     return comparison, comparison.lines[0], comparison.lines[0].runs[0].stories[0]
 
 
-def test_markdown_quotes_a_story_and_the_prompt_is_told_once():
-    for text in ("Once a *fox*\n# ran", " a *fox*\n# ran"):
-        quoted = lm_stories.format_markdown(*story_of(text)).split("\n\n")[1]
-        assert quoted == "> **Once** a \\*fox\\*\n> \\# ran\n"
+def test_markdown_quotes_a_story():
+    quoted = lm_stories.format_markdown(*story_of(" a *fox*\n# ran")).split("\n\n")[1]
+    assert quoted == "> **Once** a \\*fox\\*\n> \\# ran\n"
     folded = lm_stories.format_markdown(*story_of("Once"), folded=True)
     assert folded.startswith("<details><summary>sparsemax</summary>\n\nsparsemax, loss 2.500")
 
@@ -107,8 +106,18 @@ def test_the_caption_says_how_a_story_was_sampled():
     assert lm_stories.describe_story(*story_of("x", step=2000)) == (
         "sparsemax, loss 2.500, after 2,000 steps. Sampled with the likeliest token each time; the prompt is in bold."
     )
-    caption = lm_stories.describe_story(*story_of("x", temperature=1.0, min_p=0.05, seed=3))
-    assert caption.endswith("Sampled with temperature 1, min-p 0.05, drawn with seed 3; the prompt is in bold.")
+    caption = lm_stories.describe_story(*story_of("x", temperature=1.0, min_p=0.05, seed=3, row=2))
+    assert caption.endswith("Sampled with temperature 1, min-p 0.05, drawn with seed 3 in row 2; the prompt is in bold.")
+
+
+def test_the_story_shown_is_the_first_of_the_latest_step():
+    stories = [Story("", "early", step=5), Story("", "late", step=9), Story("", "later still", step=9)]
+    (comparison,) = compare([dataclasses.replace(make_run(), stories=stories)])
+    ((line, story),) = lm_stories.choose_stories(comparison)
+    assert story.text == "late"
+    html = lm_stories.format_html(comparison, line, story)
+    assert "<blockquote>late</blockquote>" in html
+    assert "in bold" not in html
 
 
 def test_runs_without_stories_have_no_heading_for_them(tmp_path):

@@ -92,6 +92,15 @@ def test_nothing_on_the_page_comes_from_elsewhere(page):
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", page))
 
 
+def test_every_rule_of_the_style_sheet_is_closed(page):
+    style = page[page.index("<style>") : page.index("</style>")]
+    depth = 0
+    for character in style:
+        depth += (character == "{") - (character == "}")
+        assert 0 <= depth <= 2
+    assert depth == 0
+
+
 def test_how_it_was_made_is_told(page):
     made = page[page.index('id="made"') :]
     for fact in (

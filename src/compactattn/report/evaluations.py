@@ -171,7 +171,7 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Story:
-    """What a model wrote after a prompt, and how it was sampled."""
+    """What a model wrote after a prompt, and how it was sampled: each row of a seed has draws of its own."""
 
     prompt: str
     text: str
@@ -180,6 +180,7 @@ class Story:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    row: int = 0
     step: int = 0
 
 

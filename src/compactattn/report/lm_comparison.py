@@ -24,6 +24,8 @@ from compactattn.report.facts import count_parameters
 from compactattn.report.lines import Spread, spread_over_seeds
 from compactattn.report.runs import Run
 
+PLACE = "folder"  # where a corpus lies, which may differ
+
 
 class Losses(NamedTuple):
     """What a variant reaches on a split: nats for each token, and bits for each byte of text where they were noted."""
@@ -118,8 +120,10 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     groups: dict[tuple[str, int, int, int], list[Run]] = {}
     for run in runs:
         if any(isinstance(row, Predicted) for row in run.evaluation):
-            training, data = run.config.training, json.dumps(run.config.data, sort_keys=True)
-            groups.setdefault((data, run.config.model.layers, training.steps, training.batch), []).append(run)
+            training, data = run.config.training, {k: v for k, v in run.config.data.items() if k != PLACE}
+            groups.setdefault(
+                (json.dumps(data, sort_keys=True), run.config.model.layers, training.steps, training.batch), []
+            ).append(run)
     found = [
         Comparison(json.loads(data), layers, steps, batch, _make_lines(group))
         for (data, layers, steps, batch), group in groups.items()
@@ -180,8 +184,9 @@ def mean_speed(line: Line) -> float:
     return sum(map(count_seen, timed)) / sum(run.wall_seconds for run in timed) if timed else 0.0
 
 
-def first_story(line: Line) -> Story | None:
-    return next((story for run in line.runs for story in run.stories), None)
+def choose_story(line: Line) -> Story | None:
+    """The first that was written at the latest step."""
+    return max((story for run in line.runs for story in run.stories), key=lambda story: story.step, default=None)
 
 
 def mean_validations(line: Line) -> list[tuple[int, float]]:

@@ -7,7 +7,7 @@ from html import escape
 
 from compactattn.report.evaluations import Story
 from compactattn.report.lines import name_line
-from compactattn.report.lm_comparison import Comparison, Line, first_story
+from compactattn.report.lm_comparison import Comparison, Line, choose_story
 from compactattn.report.tables import fold
 
 
@@ -15,7 +15,7 @@ def choose_stories(comparison: Comparison) -> list[tuple[Line, Story]]:
     """The first story of each variant, by validation loss; of a variant without that loss, after the others."""
     ranked = comparison.on(comparison.home)
     ranked += [line for line in comparison.lines if line not in ranked]
-    return [(line, story) for line in ranked if (story := first_story(line)) is not None]
+    return [(line, story) for line in ranked if (story := choose_story(line)) is not None]
 
 
 def describe_story(comparison: Comparison, line: Line, story: Story) -> str:
@@ -26,31 +26,26 @@ def describe_story(comparison: Comparison, line: Line, story: Story) -> str:
         drawn += f", top-k {story.top_k}" if story.top_k else ""
         drawn += f", top-p {story.top_p:g}" if story.top_p < 1 else ""
         drawn += f", min-p {story.min_p:g}" if story.min_p else ""
-        drawn += f", drawn with seed {story.seed}"
+        drawn += f", drawn with seed {story.seed}" + (f" in row {story.row}" if story.row else "")
     step = f", after {story.step:,} steps" if story.step else ""
-    return f"{name_line(line)}{loss}{step}. Sampled with {drawn}; the prompt is in bold."
+    return f"{name_line(line)}{loss}{step}. Sampled with {drawn}{'; the prompt is in bold' if story.prompt else ''}."
 
 
 def format_html(comparison: Comparison, line: Line, story: Story, folded: bool = False) -> str:
     """The story as a quiet block of HTML, folded away where it is not the one to be seen first."""
     caption = escape(describe_story(comparison, line, story))
-    text = f"<blockquote><b>{escape(story.prompt)}</b>{escape(_continue(story))}</blockquote>"
+    text = f"<blockquote>{f'<b>{escape(story.prompt)}</b>' if story.prompt else ''}{escape(story.text.rstrip())}</blockquote>"
     block = f'<div class="story">{text}<p class="caption">{caption}</p></div>'
     return fold(escape(line.label), block) if folded else block
 
 
 def format_markdown(comparison: Comparison, line: Line, story: Story, folded: bool = False) -> str:
     """The story as a quotation, folded away as on the page, which Markdown leaves to HTML."""
-    prompt, rest = _escape_markdown(story.prompt.strip()), _escape_markdown(_continue(story))
+    prompt, rest = _escape_markdown(story.prompt.strip()), _escape_markdown(story.text.rstrip())
     told = (f"**{prompt}**{rest}" if prompt else rest).strip().splitlines()
     quoted = "\n".join(f"> {text}".rstrip() for text in told)
     block = f"{describe_story(comparison, line, story)}\n\n{quoted}\n"
     return fold(escape(line.label), f"\n\n{block}\n") if folded else block
-
-
-def _continue(story: Story) -> str:
-    """What was written after the prompt, which a text may or may not repeat."""
-    return story.text.removeprefix(story.prompt).rstrip()
 
 
 def _escape_markdown(text: str) -> str:

@@ -7,8 +7,8 @@ that every run gives the same bits. It visits only the tiles in its list, where 
 
 (for entmax of r = 1, 2, 3 the kernels leave u = 1, as forward, and put r^−r into g and, once, into dv). What θ receives,
 −Σ ds, goes to the best key(s), the k-th key or the scale, as the rule has it. The centre c is do·o, or do·õ where θ moves so
-that Σ w = 1: the forward kernel leaves õ, the mean of the values under the weights y^(r−1). The vector that c comes from is
-kept in two numbers of the dtype, itself and what its rounding left: an error of c is common to a whole row and does not
+that Σ w = 1: the forward kernel leaves õ, the mean of the values under the weights y^(r−1); in fp32 c has sums of its own.
+o and õ are kept in two numbers of the dtype, one what rounding left of the other: an error of c is common to a row and does not
 average out. With DROPS a dropped weight has dw = 0 and the others dw = do·v / (1 − p); o and õ hold that already.
 
 Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v.

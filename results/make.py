@@ -5,20 +5,25 @@
     python results/make.py lm --data data/stories --layers 1,8 --steps 2000 --ood simplewiki=data/simplewiki
 
 One line for each run goes to a file under OUT (results/length-gen, results/regbench, results/lm): config, environment, loss
-curve, wall time, evaluation and, for a language model, a story. A run that has its line already is left out, so the command can
-be repeated. It needs torch, numpy and safetensors (lm with GPT-2 tokens also tiktoken), and a GPU.
+curve, cost, evaluation and, for a language model, a story; or that it diverged. A run that has its line already is left out, so
+the command can be repeated. With --resume-dir DIR a run that is stopped, by a signal or after --minutes, saves its state there,
+and the same command goes on with it. It needs torch, numpy and safetensors (lm with GPT-2 tokens also tiktoken), and a GPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import re
+import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,10 +39,11 @@ from compactattn.experiments.storytelling import Wish, tell_story
 from compactattn.kernels import parse
 from compactattn.memory.released import departs
 from compactattn.models.generation import Sampling
-from compactattn.report import paper, regbench_paper
+from compactattn.report import lm_paper, paper, regbench_paper
 from compactattn.report.runs import export, load_results
 from compactattn.training.config import RunConfig, vary
-from compactattn.training.interrupt import Interrupted
+from compactattn.training.divergence import Diverged
+from compactattn.training.interrupt import Interrupted, stop_when
 
 RELEASED = tuple(  # the rows that the published code computes otherwise than the paper's equations
     replace(row, variant=replace(row.variant, as_released="efficient"))
@@ -50,10 +56,7 @@ TABLES = {
     "alibi": paper.ALIBI.rows,
     "released": RELEASED,
 }
-# of the language-modelling experiment; nearest neighbours compare k at one layer, and deeper models take one of them
-KERNELS = ("gaussian", "norm_relu", "epanechnikov", "relumax(1)", "relumax(2)", "relumax(3)", "biweight", "triweight")
-NEAREST, NEIGHBOURS = ("topk_uniform({})", "topk_softmax({})"), (16, 32, 64)
-PROMPT, WISH = "Once upon a time", Wish(200, Sampling(temperature=0.8, top_p=0.95), seed=0)
+PROMPT, WISH = "Once upon a time", Wish(600, Sampling(temperature=0.8, top_p=0.95), seed=0)  # most stories end before that
 WINDOWS = 2000  # of a text, at most
 
 
@@ -83,8 +86,7 @@ def list_length_gen(given: argparse.Namespace) -> list[RunConfig]:
 def list_regbench(given: argparse.Namespace) -> list[RunConfig]:
     """A config for each row of Table 1, number of examples and seed; small numbers first."""
     rows = {row.name: row.variant for row in regbench_paper.ROWS.values()}
-    if unknown := [name for name in given.row or [] if name not in rows]:
-        raise SystemExit(f"row {unknown[0]!r} is unknown; the rows are {', '.join(map(repr, rows))}")
+    check_rows(given.row, rows)
     configs = []
     for seed in read_numbers(given.seeds):
         for examples in read_numbers(given.examples):
@@ -102,32 +104,36 @@ def list_lm(given: argparse.Namespace) -> list[RunConfig]:
     corpus = Corpus.open(given.data)
     pairs = (pair.partition("=") for pair in given.ood.split(",") if pair)
     given.texts = {name: where or name for name, _, where in pairs}
-    for where in given.texts.values():  # before hours are spent on training
-        language_modelling.open_text(language_modelling.Data.describe(corpus), where)
+    for name, where in given.texts.items():  # before hours are spent on training
+        language_modelling.open_text(language_modelling.Data.describe(corpus), where, name)
     few = {"steps": given.steps, "warmup": language_modelling.choose_warmup(given.steps), "checkpoint_every": given.steps,
            "validate_every": max(1, given.steps // given.validations), "keep": given.keep}  # fmt: skip
     few |= {name: value for name in ("batch", "rate", "final_rate") if (value := getattr(given, name)) is not None}
     return [
-        vary(language_modelling.gpu_short(corpus, model, kernel, layers), seed=seed, training=few)
+        vary(language_modelling.gpu_short(corpus, row.architecture, str(row.kernel), layers), seed=seed, training=few)
         for seed in read_numbers(given.seeds)
         for layers in read_numbers(given.layers)
-        for model, kernel in choose_rows(given, layers)
+        for row in choose_rows(given, layers)
     ]
 
 
-def choose_rows(given: argparse.Namespace, layers: int) -> Iterator[tuple[Any, str]]:
-    """Model and kernel of the rows that were asked for at some depth."""
-    numbers = NEIGHBOURS if layers == 1 else [given.k]
-    usual = [*KERNELS, *(kernel.format(k) for kernel in NEAREST for k in numbers), "transformer"]
-    asked = re.split(r",(?![^()]*\))", given.kernels) if given.kernels else usual
-    rows = {}
-    for name in asked:
-        model, kernel = ("transformer", "gaussian") if name == "transformer" else ("mosaic", name.strip())
-        positions = "learned" if model == "transformer" else "none"
-        rows[paper.Variant(model, parse(kernel), positions).label] = model, str(parse(kernel))
-    if unknown := [name for name in given.row or [] if name not in rows]:
+def choose_rows(given: argparse.Namespace, layers: int) -> Sequence[Any]:
+    """The rows that were asked for, or else the paper's: it compares several k at one layer and keeps one for deeper models."""
+    if given.kernels:
+        names = [name.strip() for name in re.split(r",(?![^()]*\))", given.kernels)]
+        variants = [lm_paper.TRANSFORMER if name == "transformer" else paper.Variant("mosaic", parse(name)) for name in names]
+    elif given.row:
+        variants = list(lm_paper.ROWS)
+    else:
+        variants = [row for row in lm_paper.ROWS if layers == 1 or lm_paper.count_neighbours(row) in (None, given.k)]
+    rows = {variant.label: variant for variant in variants}
+    check_rows(given.row, rows)
+    return [rows[name] for name in given.row or rows]
+
+
+def check_rows(asked: Sequence[str] | None, rows: Sequence[str] | dict[str, Any]) -> None:
+    if unknown := [name for name in asked or [] if name not in rows]:
         raise SystemExit(f"row {unknown[0]!r} is unknown; the rows are {', '.join(map(repr, rows))}")
-    return (rows[name] for name in given.row or rows)
 
 
 def finish_lm(folder: Path, given: argparse.Namespace) -> None:
@@ -163,23 +169,50 @@ def describe(config: RunConfig) -> str:
 
 
 def make(config: RunConfig, out: Path, given: argparse.Namespace) -> None:
-    """Trains and evaluates one run and appends its line."""
-    experiment, started = experiment_of(config), time.time()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name) / "run"
-        summary = experiment.run(config, folder, show_progress=False)
-        trained = time.time() - started
-        experiment.complete_evaluation(config, folder, 1000)
-        if given.finish is not None:
-            given.finish(folder, given)
+    """Trains and evaluates one run and appends its line; one that diverges has a line too, and is not tried again."""
+    started = time.time()
+    with open_folder(config, given.resume_dir) as folder:
+        try:
+            train(config, folder)
+            trained = time.time() - started
+            experiment_of(config).complete_evaluation(config, folder, 1000)
+            if given.finish is not None:
+                given.finish(folder, given)
+        except Diverged:
+            trained = time.time() - started
         line = export(folder)
-    line["config"]["data"] = strip_place(config).data
-    line["environment"]["command"] = strip_folders(line["environment"]["command"])
-    file = os.open(out / f"{name_part(config)}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        append(line | {"config": line["config"] | {"data": strip_place(config).data}}, out / f"{name_part(config)}.jsonl")
+    found = line.get("failed") or " ".join(map(show, line["evaluation"]))
+    times = f"{line['steps']} steps in {trained:.0f} s, evaluation {time.time() - started - trained:.0f} s"
+    print(f"{describe(config)}: {found}  ({times})", flush=True)
+
+
+@contextmanager
+def open_folder(config: RunConfig, place: Path | None) -> Iterator[Path]:
+    """The folder of a run; one under `place` stays until its line is written, so that a run that was stopped can go on."""
+    if place is None:
+        with tempfile.TemporaryDirectory() as name:
+            yield Path(name) / "run"
+    else:
+        folder = place / hashlib.sha256(strip_place(config).to_json().encode()).hexdigest()[:16]
+        yield folder
+        shutil.rmtree(folder)
+
+
+def train(config: RunConfig, folder: Path) -> None:
+    """Trains a run, from where it was stopped if it was."""
+    resume = (folder / "config.json").exists()
+    if resume:
+        (folder / "config.json").write_text(config.to_json())  # the corpus may lie elsewhere now
+    experiment_of(config).run(config, folder, resume=resume, show_progress=False)
+
+
+def append(line: dict[str, Any], path: Path) -> None:
+    for part in (line["environment"], *line["environment"].get("resumed", [])):
+        part["command"] = strip_folders(part["command"])
+    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(file, (json.dumps(line) + "\n").encode())  # in one piece: several workers write
     os.close(file)
-    times = f"{summary.step} steps in {trained:.0f} s, evaluation {time.time() - started - trained:.0f} s"
-    print(f"{describe(config)}: {' '.join(map(show, line['evaluation']))}  ({times})", flush=True)
 
 
 def show(row: dict[str, Any]) -> str:
@@ -189,15 +222,20 @@ def show(row: dict[str, Any]) -> str:
     return f"{row['right'] / row['positions']:.3f}" if "right" in row else f"{row['split']} {row['loss']:.4f}"
 
 
-def work(queue: Any, out: Path, deadline: float, failed: Any, given: argparse.Namespace) -> None:
+def work(queue: Any, out: Path, deadline: Any, failed: Any, given: argparse.Namespace) -> None:
+    """Makes runs until none is left or the time is up; a deadline of 0 says that a signal came."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)  # the parent hears it too; what is evaluated now comes to its end
+    stop_when(lambda: time.time() > deadline.value and (given.resume_dir is not None or not deadline.value))
     while (config := queue.get()) is not None:
-        if time.time() > deadline:
+        if time.time() > deadline.value:
             print(f"no time left for {describe(config)}", flush=True)
             continue
         try:
             make(config, out, given)
-        except Interrupted:
-            return
+        except Interrupted as error:
+            kept = "its state is kept" if given.resume_dir else "its state is lost without --resume-dir"
+            print(f"{describe(config)}: {str(error).partition(' and')[0]}; {kept}", flush=True)
         except Exception as error:  # one run that fails must not take the others with it
             print(f"FAILED {describe(config)}: {error!r}", flush=True)
             failed.value += 1
@@ -223,7 +261,7 @@ def read_arguments() -> argparse.Namespace:
     lm.add_argument("--layers", default="1,8")
     lm.add_argument("--kernels", default="", help="kernels, and transformer; all rows of the paper if not given")
     lm.add_argument("--row", action="append", help="one of them by its name in the report, as in 4/3-entmax")
-    lm.add_argument("--k", type=int, default=32, help="neighbours in deeper models; the paper found 32 the best at one layer")
+    lm.add_argument("--k", type=int, default=32, choices=lm_paper.NEIGHBOURS, help="of deeper models; the paper takes 32")
     lm.add_argument("--steps", type=int, default=2000)
     lm.add_argument("--validations", type=int, default=20, help="during training")
     lm.add_argument("--keep", default="last", choices=["last", "best"], help="weights to evaluate; the paper's are the last")
@@ -234,7 +272,8 @@ def read_arguments() -> argparse.Namespace:
     for part in (length, regbench, lm):
         part.add_argument("--seeds", default="0")
         part.add_argument("--workers", type=int, default=1, help="runs at a time on the one GPU")
-        part.add_argument("--minutes", type=float, default=1e6, help="start no run after this time")
+        part.add_argument("--minutes", type=float, default=1e6, help="start no run after these; with --resume-dir, stop all")
+        part.add_argument("--resume-dir", type=Path, help="folder for the state of runs that are stopped, to go on with later")
         part.add_argument("--out", type=Path)
     return parser.parse_args()
 
@@ -251,10 +290,12 @@ def main() -> int:
     queue, failed = context.Queue(), context.Value("i", 0)
     for config in [*todo, *[None] * given.workers]:
         queue.put(config)
-    deadline = time.time() + 60 * given.minutes
+    deadline = context.Value("d", time.time() + 60 * given.minutes, lock=False)
     workers = [context.Process(target=work, args=(queue, out, deadline, failed, given)) for _ in range(given.workers)]
     for worker in workers:
         worker.start()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: setattr(deadline, "value", 0))
     for worker in workers:
         worker.join()
     return failed.value

@@ -3,7 +3,11 @@
 import importlib.util
 import json
 import re
+import signal
+import time
 from pathlib import Path
+from queue import Queue
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +19,8 @@ from compactattn.data.corpus import Corpus
 from compactattn.data.tokenizers import Bytes
 from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.models.generation import TextStream
-from compactattn.training import checkpoint
+from compactattn.training import checkpoint, interrupt
+from compactattn.training.loop import Loop
 from compactattn.training.records import read_metrics
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--length", "24", "--batch", "4", "--device", "cpu"]
@@ -236,7 +241,7 @@ def test_results_hold_every_row_of_the_paper_and_compare_neighbours_at_one_layer
     configs = make.list_lm(given)
     rows = {layers: [c.model.kernel for c in configs if c.model.layers == layers] for layers in (1, 8)}
     assert sum("topk" in kernel for kernel in rows[1]) == 6
-    assert [kernel for kernel in rows[8] if "topk" in kernel] == ["topk_uniform(32)", "topk_softmax(32)"]
+    assert [kernel for kernel in rows[8] if "topk" in kernel] == ["topk_softmax(32)", "topk_uniform(32)"]
     assert len(rows[1]) - 6 == len(rows[8]) - 2 == 9  # eight other kernels, and the transformer
     assert [c.model.architecture for c in configs].count("transformer") == 2
     assert {(c.training.steps, c.training.warmup, c.training.validate_every, c.training.keep) for c in configs} == {
@@ -244,24 +249,32 @@ def test_results_hold_every_row_of_the_paper_and_compare_neighbours_at_one_layer
     }
     (one,) = make.list_lm(ask(make, monkeypatch, "--data", folder, "--layers", "12", "--row", "4/3-entmax"))
     assert (one.model.kernel, one.training.rate) == ("triweight", 1e-3)
+    (one,) = make.list_lm(ask(make, monkeypatch, "--data", folder, "--layers", "8", "--row", "uniform kNN, k=16"))
+    assert one.model.kernel == "topk_uniform(16)"
+    deep = make.list_lm(ask(make, monkeypatch, "--data", folder, "--layers", "8", "--k", "64"))
+    assert [c.model.kernel for c in deep if "topk" in c.model.kernel] == ["topk_softmax(64)", "topk_uniform(64)"]
     chosen = make.list_lm(
         ask(make, monkeypatch, "--data", folder, "--layers", "1", "--kernels", "relumax(r=2, b=1),transformer")
     )
     assert [c.model.architecture for c in chosen] == ["mosaic", "transformer"]
     with pytest.raises(SystemExit, match="row 'nothing' is unknown"):
         make.list_lm(ask(make, monkeypatch, "--data", folder, "--row", "nothing"))
+    text = write_stories(tmp_path / "wiki.txt")
+    with pytest.raises(ValueError, match="'validation' stands for what was held out of the run's own corpus"):
+        make.list_lm(ask(make, monkeypatch, "--data", folder, "--ood", f"validation={text}"))
+
+
+def shrink(make, config, **training):
+    """The config for a CPU."""
+    small = {"batch": 2, "compile": "none", "graph": False, "precision": "fp32", "device": "cpu", "log_every": 1}
+    return make.vary(config, model={"width": 16, "heads": 2, "slots": 8}, training=small | training)
 
 
 def test_a_line_of_results_names_the_corpus_and_no_place_of_a_machine(make, monkeypatch, tmp_path):
     corpus = make_corpus(tmp_path / "stories")
     other = make_corpus(tmp_path / "others", stories=8, seed=3)
     given = ask(make, monkeypatch, "--data", corpus.folder, "--layers", "1", "--steps", "2", "--ood", f"near={other.folder}")
-    config = make.list_lm(given)[0]
-    config = make.vary(
-        config,
-        model={"width": 16, "heads": 2, "slots": 8},
-        training={"batch": 2, "compile": "none", "graph": False, "precision": "fp32", "device": "cpu"},
-    )
+    config = shrink(make, make.list_lm(given)[0])
     monkeypatch.setattr(make, "WINDOWS", 3)
     make.make(config, tmp_path, given)
     text = (tmp_path / "stories-1.jsonl").read_text()
@@ -270,9 +283,91 @@ def test_a_line_of_results_names_the_corpus_and_no_place_of_a_machine(make, monk
     assert line["config"]["data"]["corpus"] == "stories"
     assert {row["split"]: row["samples"] > 0 for row in line["evaluation"]} == {"validation": True, "near": True}
     assert line["stories"][0]["prompt"] == "Once upon a time"
+    assert isinstance(line["stories"][0]["ended"], bool)
     assert line["environment"]["command"].endswith("--data stories --layers 1 --steps 2 --ood near=others")
     assert [run.config for run in make.load_results(tmp_path / "stories-1.jsonl")] == [make.strip_place(config)]
     assert torch.isfinite(torch.tensor(line["validations"][-1][1]))
+
+
+def test_a_run_that_diverges_has_a_line_and_is_not_done_again(make, monkeypatch, tmp_path, capsys):
+    given = ask(make, monkeypatch, "--data", make_corpus(tmp_path / "stories").folder, "--layers", "1", "--steps", "4")
+    config = shrink(make, make.list_lm(given)[0], rate=1e30, warmup=0, clip=0.0)
+    make.make(config, tmp_path, given)
+    (run,) = make.load_results(tmp_path / "stories-1.jsonl")
+    assert run.config == make.strip_place(config)
+    assert re.match(r"diverged at step \d, loss ", run.failed)
+    assert run.evaluation == []
+    assert run.environment["command"]
+    assert f"seed 0: {run.failed}" in capsys.readouterr().out
+
+
+@pytest.fixture
+def _free():
+    """Runs of the tests that follow are not asked to stop, and hear signals as before."""
+    before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
+    yield
+    interrupt.stop_when(lambda: False)
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_free")
+def test_a_run_that_is_stopped_goes_on_in_a_later_call(make, monkeypatch, tmp_path, capsys):
+    corpus = make_corpus(tmp_path / "stories").folder
+    arguments = "--data", corpus, "--layers", "1", "--steps", "6", "--kernels", "biweight", "--resume-dir", tmp_path / "state"
+    given = ask(make, monkeypatch, *arguments)
+    config = shrink(make, make.list_lm(given)[0])
+    deadline, failed = SimpleNamespace(value=time.time() + 600), SimpleNamespace(value=0)
+    update = Loop.update
+
+    def update_and_stop(self, step, feed):
+        deadline.value = time.time() + (600 if step < 3 else -1)
+        return update(self, step, feed)
+
+    def call(out):
+        queue = Queue()
+        for item in (config, None):
+            queue.put(item)
+        make.work(queue, out, deadline, failed, given)
+
+    (tmp_path / "out").mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "update", update_and_stop)
+        call(tmp_path / "out")
+    assert "stopped after step 3 of 6; its state is kept" in capsys.readouterr().out
+    assert list((tmp_path / "out").iterdir()) == []
+    assert len(list((tmp_path / "state").iterdir())) == 1
+    call(tmp_path / "out")
+    assert "no time left" in capsys.readouterr().out
+    deadline.value = time.time() + 600
+    call(tmp_path / "out")
+    assert list((tmp_path / "state").iterdir()) == []
+    given.resume_dir = None
+    call(tmp_path)
+    assert failed.value == 0
+    halves, whole = (json.loads((folder / "stories-1.jsonl").read_text()) for folder in (tmp_path / "out", tmp_path))
+    assert halves["environment"]["resumed"][0]["step"] == 3
+    assert str(tmp_path) not in json.dumps(halves)
+    for name in ("config", "steps", "losses", "validations", "evaluation", "stories"):
+        assert halves[name] == whole[name], name
+
+
+@pytest.mark.usefixtures("_free")
+def test_a_signal_stops_a_run_whether_or_not_it_can_go_on(make, monkeypatch, tmp_path, capsys):
+    given = ask(make, monkeypatch, "--data", make_corpus(tmp_path / "stories").folder, "--layers", "1", "--steps", "6")
+    queue = Queue()
+    for item in (shrink(make, make.list_lm(given)[0]), None):
+        queue.put(item)
+    deadline, update = SimpleNamespace(value=time.time() + 600), Loop.update
+
+    def update_and_stop(self, step, feed):
+        deadline.value *= step < 3  # as the parent does when it hears one
+        return update(self, step, feed)
+
+    monkeypatch.setattr(Loop, "update", update_and_stop)
+    make.work(queue, tmp_path, deadline, SimpleNamespace(value=0), given)
+    assert "stopped after step 3 of 6; its state is lost without --resume-dir" in capsys.readouterr().out
+    assert list(tmp_path.glob("*.jsonl")) == []
 
 
 def test_the_last_name_of_an_absolute_path_stays_in_a_command(make):

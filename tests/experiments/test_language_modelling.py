@@ -257,7 +257,35 @@ def test_a_name_is_looked_for_in_data_and_beside_the_corpus_of_the_run(run, corp
 
 def test_a_foreign_text_never_takes_the_place_of_the_own_validation_split(run, tmp_path):
     path = write_stories(tmp_path / "validation.txt")
-    assert lm.open_text(lm.Data.of(open_run(run, "cpu").config), str(path)).name == "other validation"
+    data = lm.Data.of(open_run(run, "cpu").config)
+    assert lm.open_text(data, str(path)).name == "other validation"
+    with pytest.raises(RunError) as error:
+        lm.evaluate_run(run, str(path), device="cpu", name="validation")
+    assert str(error.value) == (
+        f"'validation' stands for what was held out of the run's own corpus; give {str(path)!r} another name"
+    )
+    assert lm.open_text(data, data.folder, "validation").name == "validation"
+
+
+def test_another_text_of_the_same_name_takes_the_place_of_the_first(run, tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    first, second = write_stories(tmp_path / "a" / "wiki.txt"), write_stories(tmp_path / "b" / "wiki.txt", seed=9)
+
+    def kept():
+        (row,) = (row for row in read_evaluation(run) if row["split"] == "wiki")
+        return row["samples"], row["text_checksum"]
+
+    checksum = lm.evaluate_run(run, str(first), 9, "cpu")["text_checksum"]
+    lm.evaluate_run(run, str(first), 4, "cpu")
+    assert kept() == (9, checksum)  # a quick look does not cost a thorough one
+    other = lm.evaluate_run(run, str(second), 4, "cpu")["text_checksum"]
+    assert kept() == (4, other)
+    assert other != checksum
+    prepared = prepare_file(first, tmp_path / "wiki")
+    assert lm.evaluate_run(run, str(prepared), 4, "cpu")["text_checksum"] == checksum
+    split = prepare_file(first, tmp_path / "split", held_out=0.5)
+    assert len({lm.evaluate_run(run, str(split), 4, "cpu", name="wiki")["text_checksum"], checksum, other}) == 3
 
 
 def test_tokens_of_another_tokenizer_are_refused(run, tmp_path, monkeypatch):

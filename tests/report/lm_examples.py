@@ -10,21 +10,22 @@ from report_examples import ENVIRONMENT, write_folder, write_lines
 from compactattn.models.config import ModelConfig
 from compactattn.report.evaluations import Predicted, Story, Stretches
 from compactattn.report.lm_paper import ROWS
-from compactattn.report.runs import Run
+from compactattn.report.runs import Cost, Run
 from compactattn.training.config import RunConfig, TrainingConfig
 
 EDGES = tuple(range(0, 513, 4))
+USUAL = {"steps": 2000, "batch": 64, "rate": 5e-3, "final_rate": 1e-4, "warmup": 200, "keep": "last"}
 SHIFTS = {"validation": 0.0, "simplewiki": 2.4, "tinystories": 0.6}
 TEXT = " there was a small fox.\n\nIt met <b>Anna & Tom</b> by the river, and *they* played all day.\nThe end."
 
 
-def make_config(kernel="sparsemax", seed=0, layers=1, architecture="mosaic", data=None, width=768, **training):
+def make_config(kernel="sparsemax", seed=0, layers=1, architecture="mosaic", data=None, width=768, dropout=0.05, **training):
     longest = {"positions": "learned", "longest": 512} if architecture == "transformer" else {}
     return RunConfig(
         "lm",
         seed,
-        ModelConfig(50257, layers, width, 12, architecture, kernel, **longest),
-        TrainingConfig(**{"steps": 2000, "batch": 64, "rate": 5e-3, "final_rate": 1e-4, "warmup": 200} | training),
+        ModelConfig(50257, layers, width, 12, architecture, kernel, dropout=dropout, **longest),
+        TrainingConfig(**USUAL | training),
         {"corpus": "stories", "length": 512, "validation_windows": 200, "tokenizer": "gpt2"} | (data or {}),
     )
 
@@ -49,7 +50,16 @@ def make_run(loss=2.5, source="run", splits=tuple(SHIFTS), rows=None, early=0.0,
     losses = [(step, 2.2 + 6 * math.exp(-step / 300)) for step in range(10, steps + 1, 10)]
     rows = [make_row(loss + SHIFTS[split], split, early) for split in splits] if rows is None else rows
     told = [Story("Once upon a time", TEXT, 0.8, 50, 0.95, 0.0, 7, 0, steps)] if stories else []
-    return Run(config, ENVIRONMENT, steps, wall, losses, rows, source, validations, told)
+    cost = Cost(wall, 1.2 * steps * config.training.batch * 512 / wall, 5 << 30) if wall else Cost()
+    return Run(config, ENVIRONMENT, steps, cost, losses, rows, source, validations, told)
+
+
+def make_failed(step=400, **config):
+    """A run that diverged."""
+    run = make_run(rows=[], stories=False, **config)
+    losses, validations = ([point for point in curve if point[0] < step] for curve in (run.losses, run.validations))
+    failed = f"diverged at step {step:,}, loss nan"
+    return dataclasses.replace(run, steps=losses[-1][0], losses=losses, validations=validations, failed=failed)
 
 
 def make_all_runs(seeds=1, depths=(1, 8), few=True):

@@ -8,7 +8,7 @@ from report_examples import ENVIRONMENT
 from compactattn.models.config import ModelConfig
 from compactattn.report.evaluations import Bins, Part, Scored
 from compactattn.report.regbench_paper import ROWS
-from compactattn.report.runs import Run
+from compactattn.report.runs import Cost, Run
 from compactattn.training.config import RunConfig, TrainingConfig
 
 EDGES = tuple(range(0, 513, 32))
@@ -50,7 +50,7 @@ def make_run(accuracy=0.94, tvd=0.33, source="run", score=None, evaluated=True, 
     low = 1 + tvd
     validations = [(per_epoch * n, low + 1.5 * math.exp(-n / 15) + 0.001 * n) for n in range(1, steps // per_epoch + 1)]
     rows = [make_score(accuracy, tvd, config.data["examples"], **score or {})] if evaluated else []
-    return Run(config, ENVIRONMENT, steps, 600.0, losses, rows, source, validations)
+    return Run(config, ENVIRONMENT, steps, Cost(600.0), losses, rows, source, validations)
 
 
 def make_all_runs(seeds=1, sizes=(1000, 2500, 5000)):

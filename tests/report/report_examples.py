@@ -10,13 +10,14 @@ from compactattn.models.config import ModelConfig
 from compactattn.report.evaluations import Evaluated
 from compactattn.report.inspection import Inspection
 from compactattn.report.paper import LENGTHS, MAIN, RECIPES
-from compactattn.report.runs import Run
+from compactattn.report.runs import Cost, Run
 from compactattn.training.config import RunConfig, TrainingConfig
 
 ENVIRONMENT = {
     "commit": "0123456789abcdef", "python": "3.12.3", "torch": "2.11.0", "device": "A GPU", "processes": 1, "threads": 8,
     "started": "2026-01-01T00:00:00+00:00", "command": "compactattn train length-gen --task mqmtar <&>",
 }  # fmt: skip
+TIMING = ("step", "seconds", "tokens_per_second", "peak_bytes")
 
 
 def make_config(
@@ -45,7 +46,7 @@ def make_run(shares=None, mode="teacher-forced", samples=1000, losses=None, sour
         for n, share in shares.items()
     ]
     losses = [(step, 5 * math.exp(-step / 400) + 0.01) for step in range(10, steps + 1, 10)] if losses is None else losses
-    return Run(config, ENVIRONMENT, steps, 1800.0, losses, evaluation, source)
+    return Run(config, ENVIRONMENT, steps, Cost(1800.0, 5e4, 3 << 30), losses, evaluation, source)
 
 
 def make_all_runs(seeds=3):
@@ -73,8 +74,9 @@ def write_folder(run, folder):
     (folder / "config.json").write_text(run.config.to_json())
     (folder / "environment.json").write_text(json.dumps(dict(run.environment)))
     write_lines(folder / "metrics.jsonl", [{"step": step, "loss": loss, "rate": 1e-3} for step, loss in run.losses])
-    half = run.wall_seconds / 2
-    write_lines(folder / "timing.jsonl", [{"step": 10, "seconds": half}, {"step": 20, "seconds": half}])
+    seconds, speed, peak = run.cost
+    times = [(seconds / 2, speed / 9, peak // 2), (seconds / 4, speed, peak), (seconds / 4, speed, peak)]  # it compiled first
+    write_lines(folder / "timing.jsonl", [dict(zip(TIMING, (i, *line), strict=True)) for i, line in enumerate(times)])
     write_lines(folder / "evaluation.jsonl", [vars(row) | {"seed": run.config.seed} for row in run.evaluation])
     return folder
 

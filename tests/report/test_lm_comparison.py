@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from lm_examples import EDGES, make_all_runs, make_row, make_run
+from lm_examples import EDGES, make_all_runs, make_failed, make_row, make_run
 from regbench_examples import make_run as make_regbench_run
 
 from compactattn.evaluation.loss_by_position import PositionLoss
@@ -13,6 +13,7 @@ from compactattn.report import lm_comparison as lm
 from compactattn.report import lm_paper, regbench_comparison
 from compactattn.report.evaluations import Stretches
 from compactattn.report.lm_comparison import compare
+from compactattn.report.runs import Cost
 
 
 def comparison_of(*runs):
@@ -89,12 +90,21 @@ def test_what_seeds_explain_comes_from_every_line_with_several():
     assert alone.reach("validation", alone.lines[0], alone.lines[1]) is None
 
 
-def test_speed_is_tokens_seen_over_the_time_of_training():
+def test_cost_is_a_mean_over_the_runs_that_noted_it():
     (line,) = comparison_of(make_run(wall=100.0), make_run(seed=1, wall=300.0), make_run(seed=2, wall=0.0)).lines
-    assert lm.mean_seconds(line) == 200
-    assert lm.mean_speed(line) == 2 * 2000 * 64 * 512 / 400
-    (untimed,) = comparison_of(make_run(wall=0.0)).lines
-    assert (lm.mean_seconds(untimed), lm.mean_speed(untimed)) == (0, 0)
+    assert lm.mean_cost(line) == Cost(200, pytest.approx(1.2 * 2000 * 64 * 512 * (1 / 100 + 1 / 300) / 2), 5 << 30)
+    assert lm.mean_cost(comparison_of(make_run(wall=0.0)).lines[0]) == Cost()
+
+
+def test_a_run_that_diverged_is_a_line_without_a_number():
+    failed = make_failed(kernel="biweight")
+    comparison = comparison_of(make_run(), failed, make_failed(seed=1))
+    sparsemax, biweight = comparison.lines
+    assert (biweight.label, biweight.cells, biweight.failure) == ("1.5-entmax", {}, "diverged at step 400, loss nan")
+    assert sparsemax.failure == "seed 1 diverged at step 400, loss nan"
+    assert (sparsemax.cells["validation"].loss.seeds, len(lm.mean_validations(sparsemax))) == (1, 20)
+    assert lm_paper.ROWS[biweight.variant] not in comparison.not_run()
+    assert compare([failed]) == []  # nothing to hold it against
 
 
 def test_validation_curves_are_means_over_seeds_where_all_have_a_point():
@@ -108,13 +118,13 @@ def test_validation_curves_are_means_over_seeds_where_all_have_a_point():
 
 def test_positions_are_smoothed_over_stretches_as_over_single_positions():
     draws = np.random.default_rng(0)
-    whole = PositionLoss(100, 100 * draws.random(512), np.full(512, 100))
+    whole = PositionLoss(100, 100 * draws.random(128).repeat(4), np.full(512, 100))  # one loss in each stretch
     sums = whole.sums.reshape(-1, 4).sum(1)
     stretches = Stretches(EDGES, (400,) * 128, tuple(sums / 400))
     (line,) = comparison_of(make_run(rows=[make_row(by_position=stretches)])).lines
     smoothed = lm.smooth_positions(line, "validation")
     assert list(smoothed) == list(EDGES[1:])
-    np.testing.assert_allclose(list(smoothed.values()), whole.smoothed()[3::4], atol=0.08)
+    np.testing.assert_allclose(list(smoothed.values()), whole.smoothed()[3::4], rtol=1e-12)
     fades = [1, 0.9**4]
     expected = (sums[1] * fades[0] + sums[0] * fades[1]) / (400 * sum(fades))
     assert smoothed[8] == pytest.approx(expected)

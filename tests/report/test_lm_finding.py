@@ -3,12 +3,15 @@
 import dataclasses
 
 import pytest
-from lm_examples import make_all_runs, make_row, make_run
+from lm_examples import make_all_runs, make_failed, make_row, make_run
 from report_examples import tidy
+from tests.experiments.lm_examples import make_corpus
 
+from compactattn.experiments import language_modelling as lm
 from compactattn.report import lm_finding, lm_paper
 from compactattn.report.lm_comparison import compare
 from compactattn.report.lm_finding import find, hold_against_paper, list_departures, list_kernels, rank
+from compactattn.report.runs import Cost, Run
 
 GAUSSIAN = {"kernel": "gaussian"}
 TRANSFORMER = {"kernel": "gaussian", "architecture": "transformer"}
@@ -114,6 +117,14 @@ def test_a_validation_loss_that_rose_again_is_told():
     assert "and 2 more." in told(*many)[1]
 
 
+def test_a_run_that_diverged_is_told():
+    _, details = told(make_run(2.5), make_run(2.6, **GAUSSIAN), make_failed(kernel="biweight"), make_failed(seed=1))
+    assert (
+        "Failed in training: sparsemax (seed 1 diverged at step 400, loss nan), 1.5-entmax (diverged at step 400, loss nan)."
+        in details
+    )
+
+
 # -- beside the paper ----------------------------------------------------------------------------
 
 
@@ -163,18 +174,76 @@ def test_departures_name_both_numbers():
         "corpus: stories (BabiStories substitute); in the paper BabiStories",
         "steps: 2,000; in the paper 80,000",
         "batch: 64; in the paper 512",
-        "learning rate: 0.001; in the paper 0.005",
         "warm-up steps: 200; in the paper 2,000",
         "width: 384; in the paper 768",
         "slots of persistent memory: 1,344; in the paper 2,688",
+        "learning rate: 0.001; in the paper 0.005",
         "tokens seen: at most 65,536,000, 0.31 % of the paper's 20,971,520,000",
     ]
 
 
 def test_a_rate_that_the_paper_lowered_too_is_no_departure():
-    lowered = {"layers": 8, "rate": 1e-3}
+    lowered = {"layers": 8, "rate": 1e-3, "final_rate": 5e-5}
     assert not any("rate" in note for note in list_departures(comparison_of(make_run(kernel="relumax(r=2)", **lowered))))
     assert any("rate" in note for note in list_departures(comparison_of(make_run(**lowered))))
+    kept = list_departures(comparison_of(make_run(kernel="relumax(r=2)", layers=8)))
+    assert {"learning rate: 0.005; in the paper 0.001", "last learning rate: 0.0001; in the paper 5e-05"} <= set(kept)
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        ({"final_rate": 5e-5}, "last learning rate: 5e-05; in the paper 0.0001"),
+        ({"dropout": 0.0}, "dropout: 0.0; in the paper 0.05"),
+        ({"clip": 0.0}, "largest norm of a gradient: 0.0; in the paper 1.0"),
+        ({"betas": (0.8, 0.95)}, "first beta of AdamW: 0.8; in the paper 0.9"),
+        ({"keep": "best"}, "judged by the weights of the lowest validation loss; in the paper by the last ones"),
+        ({"kernel": "topk_softmax(16)"}, None),
+        ({"kernel": "topk_softmax(8)"}, "k of the nearest neighbours: 8; in the paper 16 or 32 or 64"),
+        ({"kernel": "topk_softmax(16)", "layers": 8}, "k of the nearest neighbours: 16; in the paper 32"),
+    ],
+)
+def test_each_departure_is_told(change, note):
+    usual = list_departures(comparison_of(make_run(layers=change.get("layers", 1))))
+    assert set(list_departures(comparison_of(make_run(**change)))) - set(usual) == ({note} if note else set())
+
+
+def test_the_transformer_departs_from_nothing():
+    assert list_departures(comparison_of(make_run(), make_run(rate=1e-3, final_rate=5e-5, **TRANSFORMER))) == (
+        list_departures(comparison_of(make_run()))
+    )
+
+
+@pytest.mark.parametrize("layers", [1, 8, 12])
+def test_the_paper_preset_departs_in_its_corpus_alone(layers, tmp_path):
+    corpus = make_corpus(tmp_path / "stories", stories=60)
+    models = [("transformer", "gaussian"), *(("mosaic", str(v.kernel)) for v in lm_paper.DRAWN)]
+    configs = [lm.paper(corpus, model, kernel, layers) for model, kernel in models]
+    runs = [Run(config, {}, 80_000, Cost(), [], [make_row(step=80_000, precision="bf16")]) for config in configs]
+    assert list_departures(comparison_of(*runs)) == ["corpus: stories (BabiStories substitute); in the paper BabiStories"]
+
+
+def test_the_best_k_is_stated_where_several_were_run():
+    losses = {"topk_softmax(16)": 2.52, "topk_softmax(32)": 2.53, "topk_uniform(32)": 2.7, "topk_uniform(64)": 2.6}
+    _, details = told(make_run(), *(make_run(loss, kernel=kernel) for kernel, loss in losses.items()))
+    assert (
+        "The best k on validation: 16 for Gaussian kNN (16: 2.520, 32: 2.530) and 64 for uniform kNN (32: 2.700, 64: 2.600); "
+        "in the paper 32." in details
+    )
+    assert "best k" not in told(make_run(), make_run(kernel="topk_softmax(16)"))[1]
+
+
+def test_instability_is_counted_in_rises_of_the_validation_loss():
+    shaky = make_run(kernel="topk_softmax(32)", layers=8)
+    up_and_down = [(step, loss + 2.0 * (step % 400 == 0)) for step, loss in shaky.validations]
+    items = hold_against_paper(
+        comparison_of(dataclasses.replace(shaky, validations=up_and_down), make_run(layers=8, **GAUSSIAN))
+    )
+    (item,) = [item for item in items if "mild instability" in item]
+    assert item.endswith(
+        "Here: from one validation to the next the loss rose 0 of 19 times with Gaussian, 5 of 19 times with Gaussian kNN, k=32."
+    )
+    assert not any("instability" in item for item in hold_against_paper(comparison_of(make_run(layers=8, **GAUSSIAN))))
 
 
 def test_runs_judged_on_different_text_or_stopped_early_are_told():
@@ -188,7 +257,7 @@ def test_the_papers_claims_name_variants_that_have_a_row():
     for claim in lm_paper.CLAIMS:
         assert set(claim.lower) | set(claim.higher) <= set(lm_paper.ROWS), claim.text
         assert not set(claim.lower) & set(claim.higher)
-        assert set(claim.layers) <= set(lm_paper.RATES)
+        assert set(claim.layers) <= set(lm.RATES)
     assert len(lm_paper.DRAWN) == 10
     assert lm_paper.TOKENS == 80_000 * 512 * 512
 
@@ -199,4 +268,4 @@ def test_all_rows_make_a_finding_at_each_depth(count):
     assert find(shallow).headline.startswith("With 1 layer, ")
     assert find(deep).headline.startswith("With 8 layers, ")
     assert len(rank(deep)) == 3
-    assert len(hold_against_paper(deep)) == 7
+    assert len(hold_against_paper(deep)) == 8

@@ -98,6 +98,10 @@ def story_of(text, **changes):
 def test_markdown_quotes_a_story():
     quoted = lm_stories.format_markdown(*story_of(" a *fox*\n# ran")).split("\n\n")[1]
     assert quoted == "> **Once** a \\*fox\\*\n> \\# ran\n"
+    (comparison,) = compare([dataclasses.replace(make_run(), stories=[Story("Said Tom:\n\n I ", "am *I*.")])])
+    ((line, story),) = lm_stories.choose_stories(comparison)
+    quoted = lm_stories.format_markdown(comparison, line, story).partition("\n\n")[2]
+    assert quoted == "> **Said Tom:**\n>\n>  **I** am \\*I\\*.\n"
     folded = lm_stories.format_markdown(*story_of("Once"), folded=True)
     assert folded.startswith("<details><summary>sparsemax</summary>\n\nsparsemax, loss 2.500")
 
@@ -108,6 +112,8 @@ def test_the_caption_says_how_a_story_was_sampled():
     )
     caption = lm_stories.describe_story(*story_of("x", temperature=1.0, min_p=0.05, seed=3, row=2))
     assert caption.endswith("Sampled with temperature 1, min-p 0.05, drawn with seed 3 in row 2; the prompt is in bold.")
+    assert "each time; cut off before its end; the prompt" in lm_stories.describe_story(*story_of("x", ended=False))
+    assert "cut off" not in lm_stories.describe_story(*story_of("x", ended=True))
 
 
 def test_the_story_shown_is_the_first_of_the_latest_step():

@@ -1,7 +1,9 @@
 """Lines of language modelling and stories read back as they were, and malformed ones say what is wrong in a sentence."""
 
+import json
+
 import pytest
-from lm_examples import make_row, make_run, plain, write_lm_folder
+from lm_examples import make_failed, make_row, make_run, plain, write_lm_folder
 from report_examples import make_run as make_length_run
 from report_examples import write_folder, write_lines
 
@@ -64,6 +66,7 @@ def test_a_malformed_story_is_refused():
         (3, "here: a story is a dictionary, not int"),
         ({"prompt": "a"}, "here: text is missing from a story"),
         ({"prompt": "a", "text": "b", "top_k": 0.5}, "here: top_k = 0.5 must be a whole number"),
+        ({"prompt": "a", "text": "b", "ended": 1}, "here: ended = 1 must be true or false"),
     ):
         with pytest.raises(ValueError) as error:
             read_story(row, "here")
@@ -92,6 +95,28 @@ def test_a_compact_line_keeps_stories_and_positions(tmp_path):
     write_lines(tmp_path / "results.jsonl", [line | {"stories": 3}])
     with pytest.raises(ValueError, match=r"results\.jsonl line 1: stories must be a list of what the model wrote"):
         load_results(tmp_path / "results.jsonl")
+
+
+def test_a_run_that_diverged_says_so_in_its_folder_and_in_its_line(tmp_path):
+    run = make_failed()
+    folder = write_lm_folder(run, tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 400, "failed": run.failed}) + "\n")
+    assert read_run(folder) == run
+    write_lines(tmp_path / "results.jsonl", [export(folder)])
+    (back,) = load_results(tmp_path / "results.jsonl")
+    assert (back.config, back.failed, back.steps, back.evaluation) == (run.config, run.failed, 390, [])
+    write_lines(tmp_path / "results.jsonl", [export(folder) | {"failed": 3}])
+    with pytest.raises(ValueError, match="line 1: failed = 3 must be text"):
+        load_results(tmp_path / "results.jsonl")
+
+
+def test_a_compact_line_tells_what_training_took(tmp_path):
+    line = export(write_lm_folder(make_run(wall=600.0), tmp_path / "run"))
+    assert {name: line[name] for name in ("parameters", "tokens", "wall_seconds", "tokens_per_second", "peak_bytes")} == {
+        "parameters": 45_677_652, "tokens": 2000 * 64 * 512, "wall_seconds": 600.0, "tokens_per_second": 131072,
+        "peak_bytes": 5 << 30,
+    }  # fmt: skip
 
 
 def test_a_malformed_line_of_stories_names_its_file(tmp_path):

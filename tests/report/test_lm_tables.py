@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from lm_examples import make_row, make_run
+from lm_examples import make_failed, make_row, make_run
 from report_examples import tidy
 from test_tables import Cells
 
@@ -21,11 +21,11 @@ def test_markdown_has_a_row_for_each_variant_and_a_column_for_each_split():
     )
     assert lm_tables.format_markdown(comparison).splitlines() == [
         "| Kernel | Validation, loss | Perplexity | Bits, per byte | Simple English Wikipedia, loss | TinyStories, loss"
-        " | Size, million | Time | Tokens/s, thousand |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-        "| **Gaussian** | 2.600 | 13.46 | 0.839 | 5.000 | 3.200 | 45.7 | – | – |",
-        "| **sparsemax** | **2.500** | 12.18 | **0.806** | **4.900** | **3.100** | 45.7 | 10 min | 109 |",
-        "| **Transformer** | 2.550 | 12.81 | 0.823 | 4.950 | 3.150 | 46.1 | 10 min | 109 |",
+        " | Size, million | Time | Tokens/s, thousand | Memory, GiB |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| **Gaussian** | 2.600 | 13.46 | 0.839 | 5.000 | 3.200 | 45.7 | – | – | – |",
+        "| **sparsemax** | **2.500** | 12.18 | **0.806** | **4.900** | **3.100** | 45.7 | 10 min | 131 | 5.0 |",
+        "| **Transformer** | 2.550 | 12.81 | 0.823 | 4.950 | 3.150 | 46.1 | 10 min | 131 | 5.0 |",
     ]
 
 
@@ -62,7 +62,9 @@ def test_what_is_missing_is_a_dash_and_a_column_without_numbers_is_left_out():
     text = lm_tables.format_markdown(comparison_of(bare))
     assert text.splitlines()[0] == "| Kernel | Validation, loss | Perplexity | Size, million |"
     beside = lm_tables.format_markdown(comparison_of(bare, make_run(2.5)))
-    assert "| **Gaussian** | 2.600 | 13.46 | – | – | – | 45.7 | – | – |" in beside
+    assert "| **Gaussian** | 2.600 | 13.46 | – | – | – | 45.7 | – | – | – |" in beside
+    failed = lm_tables.format_markdown(comparison_of(make_run(), make_failed(kernel="biweight")))
+    assert "| **1.5-entmax** | diverged at step 400, loss nan | – | – | – | – | 45.7 |" in failed
 
 
 def test_html_has_the_same_cells_and_the_papers_names():

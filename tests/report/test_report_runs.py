@@ -5,7 +5,7 @@ import json
 import pytest
 from report_examples import make_run, write_folder, write_lines
 
-from compactattn.report.runs import export, load, load_results, read_run, thin
+from compactattn.report.runs import Cost, export, load, load_results, read_run, thin
 
 
 def test_a_run_folder_reads_back_as_the_run(tmp_path):
@@ -32,7 +32,7 @@ def test_a_compact_line_holds_what_the_folder_held(tmp_path):
     write_lines(tmp_path / "results.jsonl", [line, line])
     first, second = load_results(tmp_path / "results.jsonl")
     assert first == second
-    assert (first.config, first.environment, first.steps, first.wall_seconds) == (run.config, run.environment, 2000, 1800)
+    assert (first.config, first.environment, first.steps, first.cost) == (run.config, run.environment, 2000, run.cost)
     assert first.evaluation == run.evaluation
     assert len(first.losses) == 200
     assert first.losses[-1][0] == run.losses[-1][0]
@@ -54,7 +54,7 @@ def test_a_run_that_was_not_evaluated_or_timed_is_still_a_run(tmp_path):
     for name in ("evaluation.jsonl", "timing.jsonl", "environment.json", "metrics.jsonl"):
         (folder / name).unlink()
     run = read_run(folder)
-    assert (run.evaluation, run.wall_seconds, run.environment, run.losses, run.steps) == ([], 0, {}, [], 0)
+    assert (run.evaluation, run.cost, run.environment, run.losses, run.steps) == ([], Cost(), {}, [], 0)
 
 
 def test_a_line_that_a_killed_run_cut_short_is_left_out(tmp_path):
@@ -78,6 +78,7 @@ MALFORMED = [
     ("metrics.jsonl", "7\n", "metrics.jsonl line 1: a dictionary is expected, not int"),
     ("metrics.jsonl", '{"loss": 1}\n', 'metrics.jsonl line 1: a step and a loss are expected, got {"loss": 1}'),
     ("timing.jsonl", '{"seconds": "long"}\n', 'timing.jsonl line 1: seconds = "long" must be a number'),
+    ("timing.jsonl", '{"peak_bytes": [1]}\n', "timing.jsonl line 1: peak_bytes = [1] must be a number"),
     ("evaluation.jsonl", '\n{"task": "sort"}\n', "evaluation.jsonl line 2: length is missing from an evaluation"),
     ("evaluation.jsonl", "{]\n", "evaluation.jsonl line 1: not JSON: "),
     (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import threading
 
@@ -69,7 +70,11 @@ def test_a_loss_that_is_no_number_stops_the_run_names_step_and_layer_and_keeps_t
     assert words in str(caught.value)
     assert "the checkpoint of step 3 is intact" in str(caught.value)
     assert checkpoints.load(tmp_path).step == 3
-    assert [line["step"] for line in lines(tmp_path)] == [1, 2, 3, 4, 5]
+    *good, last = lines(tmp_path)
+    assert [line["step"] for line in good] == [1, 2, 3, 4, 5]
+    assert last["step"] == 6
+    shown = r"[\d.]+ and gradient norm (nan|inf)" if where == "gradient" else "(nan|inf)"
+    assert re.fullmatch(f"diverged at step 6, loss {shown}", last["failed"])
 
 
 def test_a_parameter_that_is_no_number_is_named(tmp_path):

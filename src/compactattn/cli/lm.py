@@ -305,7 +305,7 @@ def answer(run: Path, asked: Asked) -> None:
             text += piece
             print(piece.translate(HARMLESS), end="", flush=True)
         print()
-        lines.append(teller.describe(prompt, text, wish, row))
+        lines.append(teller.describe(prompt, text, wish, pieces.ended, row))
     count, seconds = sum(len(pieces.tokens) for pieces in told), time.monotonic() - began
     print(f"{count} tokens in {seconds:.1f} s, {count / seconds:.0f} tokens/s", file=sys.stderr)
     if asked.save:

@@ -131,7 +131,7 @@ class Rates(NamedTuple):
     """The highest learning rate and the last."""
 
     rate: float
-    final: float
+    final_rate: float
 
 
 HIGH, LOW = Rates(5e-3, 1e-4), Rates(1e-3, 5e-5)
@@ -157,10 +157,10 @@ def choose_warmup(steps: int) -> int:
 
 
 def paper(corpus: Corpus, model: Model = "mosaic", kernel: str = "gaussian", layers: int = 8, length: int = 512) -> RunConfig:
-    """The published recipe: 80,000 steps of 512 windows, in micro-batches of 32. Days on a GPU."""
+    """The published recipe: 80,000 steps of 512 windows, in micro-batches of 32, judged by the last weights. Days on a GPU."""
     return _configure(
         Data.describe(corpus, length), _describe_model(corpus, model, kernel, layers, length), STEPS, BATCH,
-        accumulation=BATCH // TOGETHER, log_every=100, checkpoint_every=2000, validate_every=1000,
+        accumulation=BATCH // TOGETHER, log_every=100, checkpoint_every=2000, validate_every=1000, keep="last",
     )  # fmt: skip
 
 
@@ -257,31 +257,44 @@ class Text(NamedTuple):
 
     name: str
     tokens: Array  # (tokens,) uint16
+    checksum: str  # of all of it
 
 
-def open_text(data: Data, where: str = "") -> Text:
+def open_text(data: Data, where: str = "", name: str = "") -> Text:
     """The validation split of the run's own corpus, all documents of another one, or those of a text file.
 
-    `where` is a folder, a file, or the name of a folder in data/ or beside the run's corpus.
+    `where` is a folder, a file, or the name of a folder in data/ or beside the run's corpus; `name` stands for its own.
     """
-    if not where:
-        return Text(OWN, data.open().validation)
-    path = _find(data, where)
-    if path.is_dir():
-        corpus = Corpus.open(path)
+    path = _find(data, where) if where else Path(data.folder)
+    corpus = data.open() if not where else Corpus.open(path) if path.is_dir() else None
+    if corpus is not None:
         data.require_tokenizer(corpus)
         if data.is_of(corpus):
-            return Text(OWN, corpus.validation)
-        parts = [part for part in (corpus.train, corpus.validation) if len(part)]
-        tokens = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, "<u2"), *parts])
-    else:
-        (source,), tokenizer = open_sources([path]), data.load_tokenizer()
-        blocks = [encode_block(source, block, tokenizer).tokens for block in source.blocks()]
-        tokens = np.concatenate([np.empty(0, "<u2"), *blocks])
+            return Text(name or OWN, corpus.validation, corpus.meta["splits"]["validation"]["sha256"])
+    if name == OWN:
+        raise ValueError(f"{OWN!r} stands for what was held out of the run's own corpus; give {str(path)!r} another name")
+    tokens, checksum = _read_file(data, path) if corpus is None else _read_corpus(corpus)
     if not len(tokens):
         raise ValueError(f"there is no document in {str(path)!r}; give a text with words in it")
-    name = Path(path.resolve().name.removesuffix(".gz")).stem if path.is_file() else path.resolve().name
-    return Text(f"other {OWN}" if name == OWN else name, tokens)
+    own = Path(path.resolve().name.removesuffix(".gz")).stem if path.is_file() else path.resolve().name
+    return Text(name or (f"other {OWN}" if own == OWN else own), tokens, checksum)
+
+
+def _read_corpus(corpus: Corpus) -> tuple[Array, str]:
+    """Both splits one after the other, and a checksum made of theirs: of one split alone it is that split's."""
+    streams = {"train": corpus.train, "validation": corpus.validation}
+    full = {split: stream for split, stream in streams.items() if len(stream)}
+    checksums = [corpus.meta["splits"][split]["sha256"] for split in full]
+    if len(full) == 1:
+        return next(iter(full.values())), checksums[0]
+    return np.concatenate([np.empty(0, "<u2"), *full.values()]), hashlib.sha256("".join(checksums).encode()).hexdigest()
+
+
+def _read_file(data: Data, path: Path) -> tuple[Array, str]:
+    (source,), tokenizer = open_sources([path]), data.load_tokenizer()
+    blocks = [encode_block(source, block, tokenizer).tokens for block in source.blocks()]
+    tokens = np.concatenate([np.empty(0, "<u2"), *blocks])
+    return tokens, hashlib.sha256(tokens.tobytes()).hexdigest()
 
 
 def _find(data: Data, where: str) -> Path:
@@ -312,9 +325,9 @@ def evaluate_run(
     trained = open_run(folder, device)
     try:
         data = Data.of(trained.config)
-        text = open_text(data, where)
+        text = open_text(data, where, name)
         tokenizer = data.load_tokenizer()
-        with naming(name or text.name):
+        with naming(text.name):
             windows = spread_windows(text.tokens, data.length, samples)
             check_ids([int(windows.inputs.max())], tokenizer.vocab)
             text_bytes = count_bytes(tokenizer, windows.targets.numpy())
@@ -323,8 +336,8 @@ def evaluate_run(
     with trained.evaluating():
         found = evaluate_positions(trained.model, [windows], progress=progress)
     row = found.to_row(
-        task=NAME, split=name or text.name, bits_per_byte=found.bits_per_byte(text_bytes), text_bytes=text_bytes,
-        tokenizer=tokenizer.name, checksum=_hash(windows),
+        task=NAME, split=text.name, bits_per_byte=found.bits_per_byte(text_bytes), text_bytes=text_bytes,
+        text_checksum=text.checksum, tokenizer=tokenizer.name, checksum=_hash(windows),
         seed=trained.config.seed, step=trained.step, precision=trained.precision,
     )  # fmt: skip
     write_evaluation(folder, [row])

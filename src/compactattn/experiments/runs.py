@@ -119,12 +119,13 @@ def read_evaluation(folder: Path) -> list[dict[str, Any]]:
 def write_evaluation(folder: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Adds lines to evaluation.jsonl in place of older ones for the same task, split, mode and length.
 
-    A line on more samples of the same model stays: a quick look must not cost a thorough one.
+    A line on more samples of the same model and text stays: a quick look must not cost a thorough one.
     """
     kept = {_place(row): row for row in read_evaluation(folder)}
     for row in rows:
         older = kept.get(_place(row))
-        if older is None or older["step"] != row["step"] or older["samples"] <= row["samples"]:
+        same = older is not None and all(older.get(name) == row.get(name) for name in ("step", "text_checksum"))
+        if older is None or not same or older["samples"] <= row["samples"]:
             kept[_place(row)] = row
     text = "".join(json.dumps(kept[place]) + "\n" for place in sorted(kept))
     replace_durably(folder / EVALUATION, text.encode())

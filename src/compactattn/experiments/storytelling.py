@@ -71,17 +71,21 @@ class Teller:
         longest = self.trained.config.model.longest
         return min(tokens, max(1, longest - max(map(len, prompts)) + 1)) if longest else tokens
 
-    def describe(self, prompt: str, text: str, wish: Wish, row: int = 0) -> dict[str, Any]:
-        """A line of stories.jsonl: the text is what follows the prompt; each row of a seed has draws of its own."""
+    def describe(self, prompt: str, text: str, wish: Wish, ended: bool, row: int = 0) -> dict[str, Any]:
+        """A line of stories.jsonl: the text is what follows the prompt; each row of a seed has draws of its own.
+
+        `ended` tells whether the model came to the end of its story.
+        """
         how = {**asdict(wish.sampling), "seed": wish.seed, "row": row}
-        return {"prompt": prompt, "text": text, **how, "step": self.trained.step}
+        return {"prompt": prompt, "text": text, "ended": ended, **how, "step": self.trained.step}
 
 
 def tell_story(folder: Path, prompt: str, wish: Wish, device: str = "auto") -> str:
     """One story of a run, also kept in its stories.jsonl."""
     teller = Teller.open(folder, device)
-    text = "".join(teller.stream(prompt, wish))
-    save_stories(folder, [teller.describe(prompt, text, wish)])
+    told = teller.stream(prompt, wish)
+    text = "".join(told)
+    save_stories(folder, [teller.describe(prompt, text, wish, told.ended)])
     return text
 
 

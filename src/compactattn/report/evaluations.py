@@ -153,6 +153,7 @@ class Predicted:
     precision: str = ""
     tokenizer: str = ""
     text_bytes: int = 0
+    text_checksum: str = ""  # of the whole text, of which the windows are a part
 
     def __post_init__(self) -> None:
         for name in ("samples", "tokens"):
@@ -182,6 +183,7 @@ class Story:
     seed: int = 0
     row: int = 0
     step: int = 0
+    ended: bool | None = None  # whether the model came to the end of its story, where that was noted
 
 
 def _check_loss(name: str, loss: float) -> None:
@@ -242,7 +244,7 @@ def _read_fields(kind: type, row: Mapping[str, Any], prefix: str, what: str) -> 
     return kind(**known)
 
 
-_NAMES = {int: "a whole number", float: "a number", str: "text"}
+_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
 
 
 def _read_value(kind: Any, value: Any, name: str, what: str) -> Any:

@@ -9,7 +9,7 @@ from compactattn.evaluation.statistics import Summary
 from compactattn.kernels import gaussian
 from compactattn.report import paper
 from compactattn.report.comparison import Comparison, Line
-from compactattn.report.lines import list_interrupted, list_precisions, list_test_sets, span
+from compactattn.report.lines import list_changes, list_doubts, span
 from compactattn.report.paper import Variant
 
 LEARNT = 0.9  # exact match at the training length from which a task counts as learnt
@@ -283,9 +283,7 @@ def hold_against_paper(comparison: Comparison) -> list[str]:
 def list_departures(comparison: Comparison) -> list[str]:
     """Where the runs depart from the paper's recipe, each with both numbers."""
     notes = [f"{name} of the data: {ours}; in the paper {theirs}" for name, (theirs, ours) in comparison.changed.items()]
-    about_runs = (
-        list_precisions(comparison.lines) + list_test_sets(comparison.lines, "length") + list_interrupted(comparison.lines)
-    )
+    about_runs = list_doubts(comparison.lines, "length")
     recipe = paper.RECIPES.get(comparison.task)
     if recipe is None:
         return [f"the paper has no task {comparison.title}", *about_runs]
@@ -293,21 +291,19 @@ def list_departures(comparison: Comparison) -> list[str]:
     models = [run.config.model for line in comparison.lines for run in line.runs]
     trainings = [run.config.training for line in comparison.lines for run in line.runs]
     examples = max(line.steps[1] * line.runs[0].config.training.batch for line in comparison.lines)
-    ours: dict[str, tuple[Sequence[float], float]] = {
-        "steps": (steps, recipe.steps),
-        "batch": ([t.batch for t in trainings], recipe.batch),
-        "layers": ([m.layers for m in models], recipe.layers),
-        "width": ([m.width for m in models], recipe.width),
-        "heads": ([m.heads for m in models], recipe.heads),
-        "learning rate": ([t.rate for t in trainings], recipe.rate),
-        "weight decay": ([t.decay for t in trainings], recipe.decay),
-        "warm-up steps": ([t.warmup for t in trainings], paper.WARMUP),
-        "seeds": ([cell.seeds for line in comparison.lines for cell in line.cells.values()], paper.SEEDS),
-        "samples of a test": ([n for line in comparison.lines for n in line.samples], paper.SAMPLES),
+    ours: dict[str, tuple[Sequence[float], Sequence[float]]] = {
+        "steps": (steps, [recipe.steps]),
+        "batch": ([t.batch for t in trainings], [recipe.batch]),
+        "layers": ([m.layers for m in models], [recipe.layers]),
+        "width": ([m.width for m in models], [recipe.width]),
+        "heads": ([m.heads for m in models], [recipe.heads]),
+        "learning rate": ([t.rate for t in trainings], [recipe.rate]),
+        "weight decay": ([t.decay for t in trainings], [recipe.decay]),
+        "warm-up steps": ([t.warmup for t in trainings], [paper.WARMUP]),
+        "seeds": ([cell.seeds for line in comparison.lines for cell in line.cells.values()], [paper.SEEDS]),
+        "samples of a test": ([n for line in comparison.lines for n in line.samples], [paper.SAMPLES]),
     }
-    for name, (values, theirs) in ours.items():
-        if set(values) != {theirs}:
-            notes.append(f"{name}: {span(values)}; in the paper {theirs:,}")
+    notes += list_changes(ours)
     notes.append(
         f"training examples: at most {examples:,}, {_share(examples / recipe.examples)} of the paper's {recipe.examples:,}"
     )

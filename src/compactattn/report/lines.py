@@ -24,6 +24,7 @@ IDLE = (
     "graph",
 )  # training fields that move no number
 BASE = Variant("mosaic", gaussian())  # what every compact kernel is held against
+ONE_SEED = "Every number is of a single seed: how much another would change it is not known, so differences may be chance"
 Place = TypeVar("Place", int, str)
 Cell = TypeVar("Cell")
 Row = TypeVar("Row", Evaluated, Scored, Predicted)
@@ -73,10 +74,22 @@ class Line(Generic[Place, Cell, Row]):
         return sorted({run.config.seed for run in self.runs})
 
     @property
-    def steps(self) -> tuple[int, int]:
-        """The fewest and the most steps of training behind its numbers."""
+    def finished(self) -> tuple[Run, ...]:
+        """Its runs without those that failed; all of them where none did not."""
+        return tuple(run for run in self.runs if not run.failed) or self.runs
+
+    @property
+    def failure(self) -> str:
+        """What the seeds came to that failed, as in "diverged at step 412, loss nan"; nothing where none did."""
+        failed = [run for run in self.runs if run.failed]
+        one = len(self.runs) == 1
+        return "; ".join(run.failed if one else f"seed {run.config.seed} {run.failed}" for run in failed)
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The fewest and the most steps of training behind its numbers; nothing where it has none."""
         done = [row.step for rows in self.rows.values() for row in rows]
-        return min(done), max(done)
+        return (min(done), max(done)) if done else ()
 
     @property
     def samples(self) -> list[int]:
@@ -167,13 +180,27 @@ def list_test_sets(lines: Sequence[Line[Any, Any, Any]], column: str) -> list[st
     ]
 
 
+def list_changes(ours: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> list[str]:
+    """The settings that are not all among the paper's, each with both: "batch: 64; in the paper 512"."""
+    return [
+        f"{name}: {span(values)}; in the paper {' or '.join(f'{value:,}' for value in theirs)}"
+        for name, (values, theirs) in ours.items()
+        if theirs and not set(values) <= set(theirs)
+    ]
+
+
+def list_doubts(lines: Sequence[Line[Any, Any, Any]], column: str) -> list[str]:
+    """What else keeps the lines from being compared; `column` is what a column is called."""
+    return list_precisions(lines) + list_test_sets(lines, column) + list_interrupted(lines)
+
+
 def list_interrupted(lines: Sequence[Line[Any, Any, Any]]) -> list[str]:
     return [
         f"{line.label}{_name_size(run)}, seed {run.config.seed}, stopped after {run.steps:,} of its"
         f" {run.config.training.steps:,} steps"
         for line in lines
         for run in line.runs
-        if 0 < run.steps < run.config.training.steps and not _lost_patience(run)
+        if 0 < run.steps < run.config.training.steps and not run.failed and not _lost_patience(run)
     ]
 
 

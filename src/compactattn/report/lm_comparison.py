@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 
 from compactattn.evaluation.loss_by_position import smooth
 from compactattn.evaluation.statistics import mean_interval, pooled_reach
+from compactattn.experiments.language_modelling import NAME
 from compactattn.report import lines
 from compactattn.report import lm_paper as paper
 from compactattn.report.evaluations import Predicted, Story
 from compactattn.report.facts import count_parameters
 from compactattn.report.lines import Spread, spread_over_seeds
-from compactattn.report.runs import Run
+from compactattn.report.runs import Cost, Run
 
 PLACE = "folder"  # where a corpus lies, which may differ
 
@@ -116,10 +117,13 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
-    """All comparisons that the runs allow, by corpus and depth, the longest training first."""
+    """All comparisons that the runs allow, by corpus and depth, the longest training first.
+
+    A run that failed stands beside those that did not: a line without a number, which says why.
+    """
     groups: dict[tuple[str, int, int, int], list[Run]] = {}
     for run in runs:
-        if any(isinstance(row, Predicted) for row in run.evaluation):
+        if _is_evaluated(run) or (run.failed and run.config.experiment == NAME):
             training, data = run.config.training, {k: v for k, v in run.config.data.items() if k != PLACE}
             groups.setdefault(
                 (json.dumps(data, sort_keys=True), run.config.model.layers, training.steps, training.batch), []
@@ -127,12 +131,17 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     found = [
         Comparison(json.loads(data), layers, steps, batch, _make_lines(group))
         for (data, layers, steps, batch), group in groups.items()
+        if any(map(_is_evaluated, group))
     ]
     known = list(paper.CORPORA.values())
     return sorted(
         found,
         key=lambda c: (c.corpus not in known, c.corpus, str(sorted(c.data.items(), key=str)), c.layers, -c.steps, -c.batch),
     )
+
+
+def _is_evaluated(run: Run) -> bool:
+    return any(isinstance(row, Predicted) for row in run.evaluation)
 
 
 def _make_lines(runs: list[Run]) -> tuple[Line, ...]:
@@ -166,22 +175,11 @@ def count_size(line: Line) -> int:
     return count_parameters(line.runs[0].config.model)
 
 
-def count_seen(run: Run) -> int:
-    """The tokens that a run has seen."""
-    length = run.config.data.get("length")
-    return run.steps * run.config.training.batch * (length if isinstance(length, int) else 0)
-
-
-def mean_seconds(line: Line) -> float:
-    """The time of training, without validation, as a mean over the runs that were timed; 0 where none was."""
-    times = [run.wall_seconds for run in line.runs if run.wall_seconds > 0]
-    return sum(times) / len(times) if times else 0.0
-
-
-def mean_speed(line: Line) -> float:
-    """Tokens for each second of training; 0 where no run was timed."""
-    timed = [run for run in line.runs if run.wall_seconds > 0]
-    return sum(map(count_seen, timed)) / sum(run.wall_seconds for run in timed) if timed else 0.0
+def mean_cost(line: Line) -> Cost:
+    """What training took, each number as a mean over the runs that noted it."""
+    noted = ([cost for cost in costs if cost] for costs in zip(*(run.cost for run in line.finished), strict=True))
+    seconds, speed, peak = (sum(costs) / len(costs) if costs else 0.0 for costs in noted)
+    return Cost(seconds, speed, round(peak))
 
 
 def choose_story(line: Line) -> Story | None:
@@ -191,7 +189,7 @@ def choose_story(line: Line) -> Story | None:
 
 def mean_validations(line: Line) -> list[tuple[int, float]]:
     """(step, validation loss), the mean over the runs at the steps where all of them have one."""
-    curves = [dict(run.validations) for run in line.runs if run.validations]
+    curves = [dict(run.validations) for run in line.finished if run.validations]
     steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     return [(step, sum(curve[step] for curve in curves) / len(curves)) for step in steps]
 

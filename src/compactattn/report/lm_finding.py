@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
+from compactattn.experiments.language_modelling import RATES, WARMUP, choose_rates
 from compactattn.report import lm_paper as paper
 from compactattn.report.finding import Finding
-from compactattn.report.lines import list_interrupted, list_precisions, list_test_sets, name_line, span
-from compactattn.report.lm_comparison import Comparison, Line, count_seen, mean_validations, mean_within
+from compactattn.report.lines import ONE_SEED, list_changes, list_doubts, name_line, span
+from compactattn.report.lm_comparison import Comparison, Line, mean_validations, mean_within
 from compactattn.report.lm_paper import Claim
 from compactattn.report.lm_tables import name_split
+from compactattn.report.runs import Run
 
 RISE = 0.005  # nats above its lowest, from which on a validation loss counts as having risen again
 
@@ -19,7 +22,9 @@ def find(comparison: Comparison) -> Finding:
     details = [
         *_state_fields(comparison),
         *_state_transformer(comparison),
+        *_state_neighbours(comparison),
         *_state_rise(comparison),
+        *_state_failures(comparison),
         _state_seeds(comparison),
     ]
     return Finding(_state_headline(comparison), details)
@@ -71,6 +76,19 @@ def _state_transformer(comparison: Comparison) -> list[str]:
     return [f"Against the Transformer, the best Memory Mosaic is {', '.join(parts)}."] if parts else []
 
 
+def _state_neighbours(comparison: Comparison) -> list[str]:
+    """The best k of each kind of top-k attention, where several were run."""
+    parts = []
+    for name, variants in (("Gaussian kNN", paper.TOP_SOFTMAX), ("uniform kNN", paper.TOP_UNIFORM)):
+        there = [line for line in comparison.on(comparison.home) if line.variant in variants]
+        numbers = {paper.count_neighbours(line.variant): _loss(line, comparison.home) for line in reversed(there)}
+        if len(numbers) > 1:
+            losses = ", ".join(f"{k}: {numbers[k]}" for k in paper.NEIGHBOURS if k in numbers)
+            parts.append(f"{paper.count_neighbours(there[0].variant)} for {name} ({losses})")
+    theirs = f"; in the paper {paper.CHOSEN}" if comparison.layers == 1 else ""
+    return [f"The best k on {name_split(comparison.home)}: {' and '.join(parts)}{theirs}."] if parts else []
+
+
 def _state_rise(comparison: Comparison) -> list[str]:
     """Whose validation loss had risen again by the end, which more training would not mend."""
     found = []
@@ -85,12 +103,18 @@ def _state_rise(comparison: Comparison) -> list[str]:
     return [f"By the end of training the validation loss had risen again for {names}."]
 
 
+def _state_failures(comparison: Comparison) -> list[str]:
+    """Who did not come to the end of training, and how."""
+    failed = [f"{line.label} ({line.failure})" for line in comparison.lines if line.failure]
+    return [f"Failed in training: {', '.join(failed)}."] if failed else []
+
+
 def _state_seeds(comparison: Comparison) -> str:
     """How many seeds there are, and that the best were chosen by looking."""
     counts = {cell.loss.seeds for line in comparison.lines for cell in line.cells.values()}
     chosen = "" if len(comparison.lines) < 3 else "; the best were chosen by these same numbers"
     if counts == {1}:
-        text = "Every number is of a single seed: how much another would change it is not known, so differences may be chance"
+        text = ONE_SEED
     else:
         text = f"The numbers are of {span(counts)} {'seeds' if max(counts) > 1 else 'seed'}"
         text += "; what seeds explain is judged at 95\u00a0%, with the spread of all variants that have several seeds together"
@@ -147,8 +171,9 @@ def _judge(comparison: Comparison, split: str, one: Line, other: Line) -> bool |
 def hold_against_paper(comparison: Comparison) -> list[str]:
     """Each claim of the paper that is about this depth, and what these runs say to it."""
     claims = (claim for claim in paper.CLAIMS if not claim.layers or comparison.layers in claim.layers)
-    found = [(claim, _test(comparison, claim)) for claim in claims]
-    return [f"The paper: {claim.text}. Here: {outcome}." for claim, outcome in found if outcome]
+    found = [(claim.text, _test(comparison, claim)) for claim in claims]
+    found += [(paper.INSTABILITY, _count_rises(comparison))] if comparison.layers in paper.INTERMEDIATE else []
+    return [f"The paper: {text}. Here: {outcome}." for text, outcome in found if outcome]
 
 
 def state_published(comparison: Comparison) -> list[str]:
@@ -177,6 +202,17 @@ def _test(comparison: Comparison, claim: Claim) -> str:
     return f"they lie between {low} ({lower[low]:.3f}) and {high} ({lower[high]:.3f}), {lower[high] - lower[low]:.3f} apart"
 
 
+def _count_rises(comparison: Comparison) -> str:
+    """How often the validation loss of Gaussian top-k rose from one validation to the next, beside that of the Gaussian."""
+    parts = []
+    for line in (line for line in comparison.lines if line.variant in paper.TOP_SOFTMAX + paper.GAUSSIAN):
+        losses = [loss for _, loss in mean_validations(line)]
+        rises = sum(later > earlier for earlier, later in pairwise(losses))
+        parts += [f"{rises} of {len(losses) - 1} times with {line.label}"] if len(losses) > 1 else []
+    nearest = any(line.variant in paper.TOP_SOFTMAX for line in comparison.lines)
+    return f"from one validation to the next the loss rose {', '.join(parts)}" if parts and nearest else ""
+
+
 def _state_extremes(lower: dict[str, float], higher: dict[str, float]) -> str:
     first, best = (min(found, key=found.__getitem__) for found in (lower, higher))
     return f"; the best of each: {first} {lower[first]:.3f}, {best} {higher[best]:.3f}"
@@ -193,44 +229,47 @@ def _measure(comparison: Comparison, claim: Claim, variants: Sequence[paper.Vari
 
 
 def list_departures(comparison: Comparison) -> list[str]:
-    """Where the runs depart from the paper's recipe, each with both numbers."""
-    runs = [run for line in comparison.lines for run in line.runs]
-    trainings = [run.config.training for run in runs]
-    mosaics = [run.config.model for run in runs if run.config.model.architecture == "mosaic"]
+    """Where the runs depart from the paper's recipe, each with both numbers; the paper has no transformer to depart from."""
+    lines = [line for line in comparison.lines if line.variant.architecture == "mosaic"]
+    runs = [run for line in lines for run in line.runs]
+    models, trainings = [run.config.model for run in runs], [run.config.training for run in runs]
+    neighbours = [k for line in lines if (k := paper.count_neighbours(line.variant)) is not None]
     notes = [] if comparison.corpus == "BabiStories" else [f"corpus: {comparison.corpus}; in the paper BabiStories"]
-    ours: dict[str, tuple[Sequence[float], float | None]] = {
-        "steps": ([t.steps for t in trainings], paper.STEPS),
-        "batch": ([t.batch for t in trainings], paper.BATCH),
-        "tokens of a window": ([comparison.length] if comparison.length else [], paper.LENGTH),
-        "learning rate": (_list_rates(comparison), paper.RATES.get(comparison.layers)),
-        "warm-up steps": ([t.warmup for t in trainings], paper.WARMUP),
-        "weight decay": ([t.decay for t in trainings], paper.DECAY),
-        "second beta of AdamW": ([t.betas[1] for t in trainings], paper.BETAS[1]),
-        "width": ([run.config.model.width for run in runs], paper.WIDTH),
-        "heads": ([run.config.model.heads for run in runs], paper.HEADS),
-        "slots of persistent memory": ([model.slots_per_head for model in mosaics], paper.SLOTS),
-    }
-    for name, (values, theirs) in ours.items():
-        if theirs is not None and values and set(values) != {theirs}:
-            notes.append(f"{name}: {span(values)}; in the paper {theirs:,}")
-    seen = max(map(count_seen, runs))
+    notes += [] if comparison.layers in RATES else [f"{comparison.depth}; in the paper 1, 8 and 12"]
+    notes += list_changes(
+        {
+            "steps": ([comparison.steps], [paper.STEPS]),
+            "batch": ([comparison.batch], [paper.BATCH]),
+            "tokens of a window": ([comparison.length] if comparison.length else [], [paper.LENGTH]),
+            "warm-up steps": ([t.warmup for t in trainings], [WARMUP]),
+            "weight decay": ([t.decay for t in trainings], [paper.DECAY]),
+            "first beta of AdamW": ([t.betas[0] for t in trainings], [paper.BETAS[0]]),
+            "second beta of AdamW": ([t.betas[1] for t in trainings], [paper.BETAS[1]]),
+            "largest norm of a gradient": ([t.clip for t in trainings], [paper.CLIP]),
+            "dropout": ([m.dropout for m in models], [paper.DROPOUT]),
+            "width": ([m.width for m in models], [paper.WIDTH]),
+            "heads": ([m.heads for m in models], [paper.HEADS]),
+            "slots of persistent memory": ([m.slots_per_head for m in models], [paper.SLOTS]),
+            "k of the nearest neighbours": (neighbours, paper.NEIGHBOURS if comparison.layers == 1 else [paper.CHOSEN]),
+        }
+    )
+    notes += _list_rates(comparison, runs)
+    if any(t.keep == "best" for t in trainings):
+        notes.append("judged by the weights of the lowest validation loss; in the paper by the last ones")
+    seen = max((run.tokens for line in comparison.lines for run in line.runs), default=0)
     if seen and seen != paper.TOKENS:
         notes.append(f"tokens seen: at most {seen:,}, {_share(seen / paper.TOKENS)} of the paper's {paper.TOKENS:,}")
-    notes += [] if comparison.layers in paper.RATES else [f"{comparison.depth}; in the paper 1, 8 and 12"]
-    about = list_precisions(comparison.lines), list_test_sets(comparison.lines, "split"), list_interrupted(comparison.lines)
-    return [*notes, *(note for found in about for note in found)]
+    return notes + list_doubts(comparison.lines, "split")
 
 
-def _list_rates(comparison: Comparison) -> list[float]:
-    """The learning rates; one that the paper lowered for a single row as we did counts as the paper's."""
-    usual = paper.RATES.get(comparison.layers, 0.0)
-    return [
-        usual
-        if run.config.training.rate == paper.LOWER_RATES.get((comparison.layers, line.variant))
-        else run.config.training.rate
-        for line in comparison.lines
-        for run in line.runs
-    ]
+def _list_rates(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
+    """The rates that are not the paper's for their depth and kernel, with the paper's."""
+    notes = []
+    for name, words in (("rate", "learning rate"), ("final_rate", "last learning rate")):
+        pairs = {(getattr(run.config.training, name), getattr(choose_rates(run.config.model), name)) for run in runs}
+        others = sorted((ours, theirs) for ours, theirs in pairs if ours != theirs and comparison.layers in RATES)
+        notes += [f"{words}: {ours}; in the paper {theirs}" for ours, theirs in others]
+    return notes
 
 
 # -- words ---------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ def describe_story(comparison: Comparison, line: Line, story: Story) -> str:
         drawn += f", min-p {story.min_p:g}" if story.min_p else ""
         drawn += f", drawn with seed {story.seed}" + (f" in row {story.row}" if story.row else "")
     step = f", after {story.step:,} steps" if story.step else ""
-    return f"{name_line(line)}{loss}{step}. Sampled with {drawn}{'; the prompt is in bold' if story.prompt else ''}."
+    end = "; cut off before its end" if story.ended is False else ""
+    return f"{name_line(line)}{loss}{step}. Sampled with {drawn}{end}{'; the prompt is in bold' if story.prompt else ''}."
 
 
 def format_html(comparison: Comparison, line: Line, story: Story, folded: bool = False) -> str:
@@ -41,8 +42,9 @@ def format_html(comparison: Comparison, line: Line, story: Story, folded: bool =
 
 def format_markdown(comparison: Comparison, line: Line, story: Story, folded: bool = False) -> str:
     """The story as a quotation, folded away as on the page, which Markdown leaves to HTML."""
-    prompt, rest = _escape_markdown(story.prompt.strip()), _escape_markdown(story.text.rstrip())
-    told = (f"**{prompt}**{rest}" if prompt else rest).strip().splitlines()
+    prompt, rest = _escape_markdown(story.prompt), _escape_markdown(story.text.rstrip())
+    bold = re.sub(r"\S(.*\S)?", r"**\g<0>**", prompt)  # each line without the space around it, which Markdown would not take
+    told = (bold + rest).strip().splitlines()
     quoted = "\n".join(f"> {text}".rstrip() for text in told)
     block = f"{describe_story(comparison, line, story)}\n\n{quoted}\n"
     return fold(escape(line.label), f"\n\n{block}\n") if folded else block

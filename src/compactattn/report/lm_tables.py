@@ -9,7 +9,7 @@ from typing import NamedTuple
 from compactattn.report import lm_paper as paper
 from compactattn.report.facts import format_duration
 from compactattn.report.lines import Spread, span
-from compactattn.report.lm_comparison import Comparison, Line, count_seen, count_size, mean_seconds, mean_speed
+from compactattn.report.lm_comparison import Comparison, Line, count_size, mean_cost
 from compactattn.report.tables import NONE, join_html, join_markdown, name_row
 
 CLEAR = 0.05  # nats behind the best, within which a tint does not fade to nothing
@@ -45,7 +45,8 @@ def describe(comparison: Comparison) -> str:
     text += f"; judged on windows: {judged}."
     early = {row.step for line in lines for rows in line.rows.values() for row in rows} - {comparison.steps}
     text += f" Evaluated at step {span(n for line in lines for n in line.steps)}." if early else ""
-    return text + " Size in parameters. Time is that of training alone; what else ran on the machine is not noted."
+    text += " Size in parameters. Time is that of training alone, compilation included; tokens/s, the median over stretches of"
+    return text + " logged steps, leave it out. Memory is the peak on the GPU. What else ran on the machine is not noted."
 
 
 def format_markdown(comparison: Comparison) -> str:
@@ -85,7 +86,7 @@ def _name_in_paper(line: Line) -> str:
 
 def _list_columns(comparison: Comparison) -> list[Column]:
     home, *others = comparison.splits
-    columns = [_loss_column(home)]
+    columns = [_loss_column(home, lambda line: line.failure)]
     columns.append(Column("Perplexity", "", lambda line: f"{line.cells[home].perplexity:.2f}" if home in line.cells else NONE))
     if any(_bits(line, home) for line in comparison.lines):
         columns.append(Column("Bits", "per byte", lambda line: _spell(_bits(line, home)), lambda line: _bits(line, home)))
@@ -94,21 +95,30 @@ def _list_columns(comparison: Comparison) -> list[Column]:
     if len({run.steps for line in comparison.lines for run in line.runs}) > 1:
         columns += [
             Column("Steps", "done", lambda line: span(run.steps for run in line.runs)),
-            Column("Tokens", "seen", lambda line: span(count_seen(run) for run in line.runs)),
+            Column("Tokens", "seen", lambda line: span(run.tokens for run in line.runs)),
         ]
-    if any(mean_seconds(line) for line in comparison.lines):
-        columns += [
-            Column("Time", "", lambda line: format_duration(mean_seconds(line))),
-            Column("Tokens/s", "thousand", lambda line: f"{mean_speed(line) / 1e3:,.0f}" if mean_speed(line) else NONE),
-        ]
-    return columns
+    costs = (
+        Column("Time", "", lambda line: format_duration(mean_cost(line).wall_seconds)),
+        Column("Tokens/s", "thousand", lambda line: _count(mean_cost(line).tokens_per_second, 1e3, ",.0f")),
+        Column("Memory", "GiB", lambda line: _count(mean_cost(line).peak_bytes, 2**30, ".1f")),
+    )
+    return columns + [column for column in costs if any(column.show(line) != NONE for line in comparison.lines)]
 
 
-def _loss_column(split: str) -> Column:
+def _count(number: float, unit: float, form: str) -> str:
+    return f"{number / unit:{form}}" if number else NONE
+
+
+def _loss_column(split: str, otherwise: Callable[[Line], str] = lambda line: "") -> Column:
+    """The losses on a split, and in place of a missing one what is said otherwise."""
+
     def spread(line: Line) -> Spread | None:
         return line.cells[split].loss if split in line.cells else None
 
-    return Column(name_split(split).replace("validation", "Validation"), "loss", lambda line: _spell(spread(line)), spread)
+    def show(line: Line) -> str:
+        return _spell(spread(line)) if split in line.cells else otherwise(line) or NONE
+
+    return Column(name_split(split).replace("validation", "Validation"), "loss", show, spread)
 
 
 def _bits(line: Line, split: str) -> Spread | None:

@@ -152,7 +152,7 @@ def _write_inside(inside: list[Part]) -> str:
 def _write_making(sections: list[Section], runs: Sequence[Run]) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in MAKING)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in _list_runs(sections))
-    total = sum(run.wall_seconds for run in runs)
+    total = sum(run.cost.wall_seconds for run in runs)
     commands = list(dict.fromkeys(str(run.environment["command"]) for run in runs if run.environment.get("command")))
     listed = f"<pre>{escape(chr(10).join(commands))}</pre>" if commands else ""
     configs = "".join(
@@ -164,8 +164,10 @@ def _write_making(sections: list[Section], runs: Sequence[Run]) -> str:
     )
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
     summary = f"{count}, {format_duration(total)} of training in all. Every number is from the files they wrote."
-    left_out = ", ".join(run.source for run in runs if not run.evaluation)
-    summary += f" Not evaluated, so not shown: {left_out}." if left_out else ""
+    shown = {id(run) for section in sections for line in section.lines for run in line.runs}
+    left_out = [run for run in runs if not run.evaluation and id(run) not in shown]
+    names = ", ".join(f"{run.source} ({run.failed})" if run.failed else run.source for run in left_out)
+    summary += f" Not evaluated, so not shown: {names}." if names else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     table = f'<div class="table runs"><div class="scroll">{table}</div></div>'
     configs = fold("Configs", configs) if len(runs) > FOLDED else configs
@@ -226,7 +228,7 @@ def _list_runs(sections: list[Section]) -> list[list[str]]:
             _steps(run),
             f"{run.config.training.batch:,}",
             _precision(run),
-            format_duration(run.wall_seconds),
+            format_duration(run.cost.wall_seconds),
             _hardware(run),
             str(run.environment.get("torch") or "–"),
             _commit(run),

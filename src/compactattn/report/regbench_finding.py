@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from compactattn.report import regbench_paper as paper
 from compactattn.report.finding import Finding
-from compactattn.report.lines import BASE, Spread, list_interrupted, list_precisions, list_test_sets, name_line, span
+from compactattn.report.lines import BASE, ONE_SEED, Spread, list_changes, list_doubts, name_line, span
 from compactattn.report.regbench_comparison import MEASURES, NAMES, Comparison, Gap, Line, count_epochs
 
 
@@ -141,7 +141,7 @@ def _state_seeds(comparison: Comparison) -> list[str]:
     """How many seeds there are, and that the best were chosen by looking."""
     counts = {cell.accuracy.seeds for line in comparison.lines for cell in line.cells.values()}
     if counts == {1}:
-        text = "Every number is of a single seed: how much another would change it is not known, so differences may be chance"
+        text = ONE_SEED
     elif min(counts) > 1:
         text = f"Every number is a mean over {span(counts)} seeds"
     else:
@@ -218,7 +218,7 @@ def list_departures(comparison: Comparison) -> list[str]:
     notes += [] if comparison.split == "test" else [f"the {comparison.split} split; the paper's numbers are of the test split"]
     runs = [run for line in comparison.lines for run in line.runs]
     trainings, models = [run.config.training for run in runs], [run.config.model for run in runs]
-    ours: dict[str, tuple[Sequence[float], tuple[float, ...]]] = {
+    ours: dict[str, tuple[Sequence[float], Sequence[float]]] = {
         "epochs at most": ([round(count_epochs(run, run.config.training.steps)) for run in runs], (paper.EPOCHS,)),
         "batch": ([t.batch for t in trainings], (paper.BATCH,)),
         "learning rate": ([t.rate for t in trainings], (paper.RATE,)),
@@ -228,11 +228,23 @@ def list_departures(comparison: Comparison) -> list[str]:
         "heads": ([m.heads for m in models if m.architecture in ("mosaic", "transformer")], paper.SEARCHED["heads"]),
         "samples of a test": ([n for line in comparison.lines for n in line.samples], (paper.SAMPLES,)),
     }
-    for name, (values, theirs) in ours.items():
-        if not set(values) <= set(theirs):
-            notes.append(f"{name}: {span(values)}; in the paper {' or '.join(f'{value:,}' for value in theirs)}")
-    about = list_precisions(comparison.lines), list_test_sets(comparison.lines, "examples"), list_interrupted(comparison.lines)
-    return [*notes, *(note for notes in about for note in notes)]
+    notes += list_changes(ours)
+    if patience := {training.patience for training in trainings if training.patience}:
+        notes.append(f"stopped after {span(patience)} epochs without a lower validation loss; the paper tells of no such stop")
+    return notes + list_doubts(comparison.lines, "examples")
+
+
+def list_epochs(comparison: Comparison) -> list[str]:
+    """The epochs that each line did and, in brackets, the one that it is judged by: an item for each number of examples."""
+    items = []
+    for size in comparison.sizes:
+        parts = []
+        for line in _there(comparison, size):
+            runs = [run for run in line.runs if run.config.data.get("examples") == size]
+            done = span(round(count_epochs(run, run.steps)) for run in runs)
+            parts.append(f"{line.label} {done} ({span(row.epoch for row in line.rows[size])})")
+        items.append(f"With {size:,} examples: {', '.join(parts)}.")
+    return items
 
 
 def _capital(text: str) -> str:

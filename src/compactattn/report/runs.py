@@ -9,13 +9,23 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
 from compactattn.report.evaluations import Evaluation, Story, read_evaluation, read_story
+from compactattn.report.facts import count_parameters
 from compactattn.report.paper import Variant
 from compactattn.training.config import RunConfig
 
 POINTS = 200  # of a loss curve in a compact line
+
+
+class Cost(NamedTuple):
+    """What training took, as far as it was noted."""
+
+    wall_seconds: float = 0.0  # over all starts, without validation
+    tokens_per_second: float = 0.0  # the median over stretches of logged steps: the first, which compiles, does not count
+    peak_bytes: int = 0  # of GPU memory
 
 
 @dataclass(frozen=True)
@@ -25,12 +35,19 @@ class Run:
     config: RunConfig
     environment: Mapping[str, Any]  # hardware, commit, command and versions, as the run noted them
     steps: int  # done
-    wall_seconds: float
+    cost: Cost
     losses: Sequence[tuple[int, float]]  # (step, training loss)
     evaluation: Sequence[Evaluation]
     source: str = field(default="", compare=False)  # the file or folder, for messages
     validations: Sequence[tuple[int, float]] = field(default_factory=list)  # (step, validation loss)
     stories: Sequence[Story] = field(default_factory=list)  # what the model wrote, where it was asked to
+    failed: str = ""  # "diverged at step 412, loss nan", where it did not come to its end
+
+    @property
+    def tokens(self) -> int:
+        """Seen in training; 0 where the length of a window is not known."""
+        length = self.config.data.get("length")
+        return self.steps * self.config.training.batch * (length if isinstance(length, int) else 0)
 
     @property
     def variant(self) -> Variant:
@@ -65,7 +82,12 @@ class Run:
             "config": json.loads(self.config.to_json()),
             "environment": dict(self.environment),
             "steps": self.steps,
-            "wall_seconds": round(self.wall_seconds, 1),
+            **({"failed": self.failed} if self.failed else {}),
+            "parameters": count_parameters(self.config.model),
+            **({"tokens": self.tokens} if self.tokens else {}),
+            "wall_seconds": round(self.cost.wall_seconds, 1),
+            "tokens_per_second": round(self.cost.tokens_per_second),
+            "peak_bytes": self.cost.peak_bytes,
             "losses": _round(thin(self.losses, POINTS)),
             **({"validations": _round(self.validations)} if self.validations else {}),
             "evaluation": [asdict(row) for row in self.evaluation],
@@ -132,10 +154,10 @@ def read_run(folder: Path | str) -> Run:
         read_evaluation(config.experiment, row, f"{folder / 'evaluation.jsonl'} line {n}")
         for n, row in _read_lines(folder / "evaluation.jsonl")
     ]
-    steps = losses[-1][0] if losses else 0
-    seconds = _wall_seconds(folder / "timing.jsonl")
+    steps, failed = losses[-1][0] if losses else 0, str(metrics[-1][1].get("failed", "")) if metrics else ""
+    cost = _read_cost(folder / "timing.jsonl")
     stories = [read_story(row, f"{folder / 'stories.jsonl'} line {n}") for n, row in _read_lines(folder / "stories.jsonl")]
-    return Run(config, environment, steps, seconds, losses, evaluation, str(folder), validations, stories)
+    return Run(config, environment, steps, cost, losses, evaluation, str(folder), validations, stories, failed)
 
 
 def load_results(path: Path | str) -> list[Run]:
@@ -158,16 +180,20 @@ def _from_json(row: Mapping[str, Any], where: str, source: str) -> Run:
         losses, validations = (
             [(int(step), float(loss)) for step, loss in row.get(name, [])] for name in ("losses", "validations")
         )
-        steps, seconds = int(row["steps"]), float(row.get("wall_seconds", 0))
+        steps, cost = int(row["steps"]), Cost(*(type(usual)(row.get(name, usual)) for name, usual in Cost()._asdict().items()))
     except (TypeError, ValueError) as error:
         raise ValueError(f"{where}: {error}") from None
     if not isinstance(row["evaluation"], list) or not isinstance(row.get("environment", {}), dict):
         raise ValueError(f"{where}: evaluation must be a list of lines, and environment a dictionary")
     if not isinstance(row.get("stories", []), list):
         raise ValueError(f"{where}: stories must be a list of what the model wrote")
+    if not isinstance(row.get("failed", ""), str):
+        raise ValueError(f"{where}: failed = {json.dumps(row['failed'])} must be text")
     evaluation = [read_evaluation(config.experiment, evaluated, where) for evaluated in row["evaluation"]]
     stories = [read_story(story, where) for story in row.get("stories", [])]
-    return Run(config, row.get("environment", {}), steps, seconds, losses, evaluation, source, validations, stories)
+    return Run(
+        config, row.get("environment", {}), steps, cost, losses, evaluation, source, validations, stories, row.get("failed", "")
+    )
 
 
 def _read_config(path: Path) -> RunConfig:
@@ -220,15 +246,17 @@ def _read_loss(path: Path, line: int, row: Mapping[str, Any]) -> tuple[int, floa
         raise ValueError(f"{path} line {line}: a step and a loss are expected, got {json.dumps(row)}") from None
 
 
-def _wall_seconds(path: Path) -> float:
-    """The time a run took, over all its starts."""
-    total = 0.0
+def _read_cost(path: Path) -> Cost:
+    """What the lines of timing.jsonl come to."""
+    found: dict[str, list[float]] = {"seconds": [], "tokens_per_second": [], "peak_bytes": []}
     for number, row in _read_lines(path, growing=True):
-        seconds = row.get("seconds", 0)
-        if not isinstance(seconds, int | float):
-            raise ValueError(f"{path} line {number}: seconds = {json.dumps(seconds)} must be a number")
-        total += seconds
-    return total
+        for name, values in found.items():
+            value = row.get(name, 0)
+            if not isinstance(value, int | float):
+                raise ValueError(f"{path} line {number}: {name} = {json.dumps(value)} must be a number")
+            values.append(value)
+    seconds, speeds, peaks = found.values()
+    return Cost(sum(seconds), median(speeds or [0.0]), int(max(peaks, default=0)))
 
 
 def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -13,15 +14,23 @@ from compactattn.training.config import RunError
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+_conditions: list[Callable[[], bool]] = []
+
+
+def stop_when(told: Callable[[], bool]) -> None:
+    """From now on every run of this process is asked to stop as soon as `told` says so, as well as by a signal."""
+    _conditions[:] = [told]
+
+
 class Interrupted(RunError):
     """The run was asked to stop; it has saved a checkpoint and can be resumed."""
 
 
 class Interrupt:
-    """`asked` tells whether a signal came. The handlers of before are put back at the end."""
+    """`asked` tells whether the run is to stop. The handlers of before are put back at the end."""
 
     def __init__(self, announce: bool) -> None:
-        self.asked = False
+        self._signalled = False
         self._announce = announce
         self._before: dict[signal.Signals, Any] = {}
 
@@ -35,9 +44,13 @@ class Interrupt:
         for number, handler in self._before.items():
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
+    @property
+    def asked(self) -> bool:
+        return self._signalled or any(told() for told in _conditions)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        if self._signalled:
             raise KeyboardInterrupt
-        self.asked = True
+        self._signalled = True
         if self._announce:  # past Python's buffers, which the signal may have caught in the middle of a line
             os.write(2, b"\nstopping after this step, then saving; once more stops at once without saving\n")

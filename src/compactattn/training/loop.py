@@ -284,6 +284,10 @@ class Loop:
             reading = self.waiting.pop(0)
             loss, norm, stop = reading.read()
             if not (math.isfinite(loss) and math.isfinite(norm)):
+                if self.records is not None:  # in words: JSON has no NaN
+                    gradient = f" and gradient norm {norm:.5g}" if math.isfinite(loss) else ""
+                    failed = f"diverged at step {reading.step:,}, loss {loss:.5g}{gradient}"
+                    self.records.metric({"step": reading.step, "failed": failed})
                 raise self.explain(reading.step)
             self.stop = self.stop or stop > 0
             self.log(reading.step, loss, norm)

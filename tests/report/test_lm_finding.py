@@ -241,7 +241,7 @@ def test_instability_is_counted_in_rises_of_the_validation_loss():
     )
     (item,) = [item for item in items if "mild instability" in item]
     assert item.endswith(
-        "Here: from one validation to the next the loss rose 0 of 19 times with Gaussian, 5 of 19 times with Gaussian kNN, k=32."
+        "from one validation to the next the loss rose 0 of 19 times with Gaussian, 5 of 19 times with Gaussian kNN, k=32."
     )
     assert not any("instability" in item for item in hold_against_paper(comparison_of(make_run(layers=8, **GAUSSIAN))))
 

@@ -36,9 +36,9 @@ def drawn(comparison):
         "extrapolation": figures.draw_extrapolation(comparison),
         "few": figures.draw_extrapolation(few),
         "long": figures.draw_extrapolation(long),
-        "long training": figures.draw_training(long),
+        "long training": figures.draw_training(long.lines),
         "paper": figures.draw_against_paper(comparison),
-        "training": figures.draw_training(comparison),
+        "training": figures.draw_training(comparison.lines),
         "attention": maps.draw_attention(INSPECTIONS),
         "labelled": maps.draw_attention([labelled, short[1]]),
         "support": maps.draw_support(INSPECTIONS),
@@ -97,7 +97,7 @@ def test_bands_are_drawn_over_seeds_while_they_can_be_told_apart(comparison):
 
 def test_training_curves_need_losses():
     (comparison,) = compare([make_run(losses=[])])
-    assert figures.draw_training(comparison) is None
+    assert figures.draw_training(comparison.lines) is None
 
 
 def test_rows_of_the_paper_all_look_different():

@@ -4,10 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from lm_examples import EDGES, make_all_runs, make_run
+from lm_examples import EDGES, make_all_runs, make_failed, make_run
 from test_figures import assert_readable
 
 from compactattn.report import lm_figures
+from compactattn.report.figures import draw_training
 from compactattn.report.lm_comparison import compare, smooth_positions
 
 DRAW = {
@@ -90,6 +91,27 @@ def test_differences_are_to_gaussian_attention_on_the_same_split(comparison, dra
             np.testing.assert_allclose(curve.get_ydata(), np.array(list(smooth_positions(line, split).values())) - base)
         assert panel.get_ylim()[0] <= 0 <= panel.get_ylim()[1]
         assert list(zero.get_ydata()) == [0, 0]
+
+
+def test_a_line_that_diverged_is_drawn_as_far_as_it_came_and_says_so(monkeypatch):
+    runs = [
+        make_run(2.6, kernel="gaussian"),
+        make_run(),
+        make_failed(step=700, kernel="biweight"),
+        make_failed(kernel="relumax"),
+    ]
+    (comparison,) = compare(runs)
+    figure = lm_figures.draw_validation(comparison)
+    whole, closer, gaps = figure.axes
+    failed = [f"{name}: diverged at step {step}, loss nan" for name, step in (("1-ReLUmax", 400), ("1.5-entmax", 700))]
+    assert {" ".join(text.get_text().split()) for text in whole.texts} == set(failed)
+    assert {text.get_text() for text in closer.texts} == {"Gaussian", "sparsemax"}
+    assert {text.get_text() for text in gaps.texts} == {"sparsemax"}
+    assert max(x for curve in whole.get_lines()[3:4] for x in curve.get_xdata()) == 600
+    assert_readable(figure, monkeypatch)
+    training = draw_training(comparison.lines)
+    assert set(failed) < {" ".join(text.get_text().split()) for text in training.axes[0].texts}
+    assert_readable(training, monkeypatch)
 
 
 def test_what_there_is_nothing_to_draw_for_is_not_drawn():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import matplotlib
@@ -41,10 +41,11 @@ STYLE = STYLE | {
     "axes.spines.right": False,
 }
 LINE_HEIGHT = 0.155  # inches from one name to the next
-LONGEST_NAME = 22  # characters in one line of a name: as many as fit beside a panel
+LONGEST_NAME = 21  # characters in one line of a name: as many as fit beside a panel
 MARKERS = 8  # on a curve of many points
 BANDS = 5  # lines up to which each gets a band
 SMOOTH = 60  # points of a loss curve
+Curve = Sequence[tuple[float, float]]
 
 
 def draw_extrapolation(comparison: Comparison) -> Figure:
@@ -192,39 +193,45 @@ def spread(wanted: Sequence[float], gap: float, low: float, high: float) -> np.n
         while len(pools) > 1 and np.mean(pools[-2]) >= np.mean(pools[-1]):
             last = pools.pop()
             pools[-1] += last
-    level = np.concatenate([np.full(len(pool), np.mean(pool)) for pool in pools])
+    level = np.concatenate([np.empty(0), *(np.full(len(pool), np.mean(pool)) for pool in pools)])
     room = max(high - gap * (len(wanted) - 1), low)
     return np.clip(level, low, room) + gap * np.arange(len(wanted))
 
 
-def draw_training(comparison: Comparison) -> Figure | None:
-    """Training loss against step, one line for each run, smoothed; None where no run kept its losses."""
-    lines = [line for line in comparison.lines if any(run.losses for run in line.runs)]
-    if not lines:
+def draw_training(lines: Sequence[lines.Line[Any, Any, Any]]) -> Figure | None:
+    """Training loss against step, one curve for each run, smoothed; None where no run kept its losses."""
+    curves = [(line, [thin(run.losses, SMOOTH) for run in line.runs if run.losses]) for line in lines]
+    return draw_losses(curves, "training step", "training loss, log scale")
+
+
+def draw_losses(found: Iterable[tuple[lines.Line[Any, Any, Any], Sequence[Curve]]], across: str, up: str) -> Figure | None:
+    """The curves of every line, named at the mean of their ends; None where no line has one."""
+    found = [(line, curves) for line, curves in found if curves]
+    if not found:
         return None
     with matplotlib.rc_context(STYLE):
-        height = max(2.9, 0.9 + LINE_HEIGHT * sum(count_lines(line.label) for line in lines))
-        figure = Figure(figsize=(WIDTH, height))
-        panel = figure.add_axes((0.13, 0.5 / height, 0.53, 1 - 0.65 / height))
+        figure, panel = one_panel(sum(count_lines(line.name) for line, _ in found))
         ends = []
-        for line in lines:
-            look = look_of(line.variant)
-            curves = [thin(run.losses, SMOOTH) for run in line.runs if run.losses]
+        for line, curves in found:
             for curve in curves:
-                panel.plot(*zip(*curve, strict=True), color=look.colour, linestyle=look.dashes, linewidth=1.1, alpha=0.9)
+                draw_curve(panel, line, curve)
             last = float(np.exp(np.mean([math.log(max(curve[-1][1], 1e-12)) for curve in curves])))
-            ends.append((line.label, last, max(curve[-1][0] for curve in curves), look))
-        panel.set_yscale("log")
+            ends.append((line.name, last, max(curve[-1][0] for curve in curves), look_of(line.variant)))
+        scale_losses(panel)
         panel.set_xlim(0, max(x for *_, x, _ in ends) * 1.01)
-        panel.set(xlabel="training step", ylabel="training loss, log scale")
-        panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        panel.set(xlabel=across, ylabel=up)
         panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-        panel.yaxis.set_major_locator(LogLocator(10, (1, 2, 5)))
-        panel.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-        panel.yaxis.set_minor_formatter(lambda y, _: "")
-        panel.grid(axis="y", color=FAINT, linewidth=0.6)
         name_ends(panel, sorted(ends, key=lambda end: end[1]))
     return figure
+
+
+def scale_losses(panel: Axes) -> None:
+    """A log scale that can be read where losses lie close together, and where they do not."""
+    low, high = panel.get_ylim()
+    panel.set_yscale("log")
+    panel.yaxis.set_major_locator(LogLocator(10, (1, 1.5, 2, 3, 5, 7) if 0 < high < 30 * low else (1, 2, 5)))
+    panel.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+    panel.yaxis.set_minor_formatter(lambda y, _: "")
 
 
 def one_panel(lines: int) -> tuple[Figure, Axes]:
@@ -237,7 +244,7 @@ def one_panel(lines: int) -> tuple[Figure, Axes]:
     return figure, panel
 
 
-def draw_curve(panel: Axes, line: lines.Line[Any, Any, Any], curve: Sequence[tuple[float, float]], every: Any = None) -> None:
+def draw_curve(panel: Axes, line: lines.Line[Any, Any, Any], curve: Curve, every: Any = None) -> None:
     """A curve with a few markers: at every so many points, or, as a share of the panel, at every so much of its way."""
     look, every = look_of(line.variant), every or max(1, len(curve) // MARKERS)
     panel.plot(

@@ -70,6 +70,11 @@ class Line(Generic[Place, Cell, Row]):
     rows: dict[Place, tuple[Row, ...]]  # what each cell sums up, one for every run that was evaluated there
 
     @property
+    def name(self) -> str:
+        """Its label in a figure, which says why a line without a number ends."""
+        return self.label if self.cells or not self.failure else f"{self.label}: {self.failure}"
+
+    @property
     def seeds(self) -> list[int]:
         return sorted({run.config.seed for run in self.runs})
 

@@ -7,7 +7,7 @@ of all has a closer one beside it; a curve that would squeeze the others leaves 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -16,45 +16,43 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator
 
-from compactattn.report.figures import LINE_HEIGHT, STYLE, WIDTH, count_lines, draw_curve, name_ends
+from compactattn.report.figures import LINE_HEIGHT, STYLE, WIDTH, Curve, count_lines, draw_curve, name_ends, scale_losses
 from compactattn.report.lm_comparison import Comparison, Line, mean_validations, smooth_positions
 from compactattn.report.lm_tables import name_split
 from compactattn.report.palette import FAINT, MUTED, look_of
 
-MARKERS = 0.12  # of a panel from one marker to the next
+SPACING = 0.12  # of a panel from one marker to the next
 FAR = 5  # times the median distance from the lowest end, from which on a curve leaves a closer view
-Curves = Mapping[str, tuple[Line, Sequence[tuple[float, float]]]]  # by label
+Curves = Mapping[str, tuple[Line, Curve]]  # by label
 
 
 def draw_validation(comparison: Comparison) -> Figure | None:
     """Validation loss against step, the mean over seeds: all of it, its last half, and that less Gaussian attention's.
 
-    None where no run kept it.
+    None where no run kept it. A line that failed is named where all is shown.
     """
-    curves = {line.label: (line, curve) for line in comparison.lines if (curve := mean_validations(line))}
-    if not curves:
+    curves = {line.name: (line, curve) for line in comparison.lines if (curve := mean_validations(line))}
+    failed = {name: (line, curve) for name, (line, curve) in curves.items() if line.failure and not line.cells}
+    if len(curves) == len(failed):
         return None
     last = max(curve[-1][0] for _, curve in curves.values())
-    late = _pick({label: (line, [point for point in curve if point[0] >= last / 2]) for label, (line, curve) in curves.items()})
+    whole = {name: found for name, found in curves.items() if name not in failed}
+    late = _pick({name: (line, [point for point in curve if point[0] >= last / 2]) for name, (line, curve) in whole.items()})
     gaps = _differences(comparison, comparison.home, late)
     with matplotlib.rc_context(STYLE):
-        figure, axes = _stack([1.7, _room(late), *([_room(gaps)] if gaps else [])])
+        figure, axes = _stack([_room(failed, 1.7), _room(late), *([_room(gaps)] if gaps else [])])
         for line, curve in curves.values():
             draw_curve(axes[0], line, curve)
-        axes[0].set_yscale("log")
-        axes[0].yaxis.set_major_locator(LogLocator(10, (1, 1.5, 2, 3, 5, 7)))
-        axes[0].yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-        axes[0].yaxis.set_minor_formatter(lambda y, _: "")
+        scale_losses(axes[0])
         _draw_close(axes[1], late)
         if gaps:
             _draw_differences(axes[2], gaps)
         titles = ("validation loss, log scale", "its last half, closer", "the same − Gaussian's")
-        for panel, title, start in zip(axes, titles, (0, last / 2, last / 2), strict=False):
+        for panel, title, start, named in zip(axes, titles, (0, last / 2, last / 2), (failed, late, gaps), strict=False):
             panel.set_title(title, loc="left", pad=4)
             panel.set_xlim(start, last * 1.01)
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-        for panel, named in zip(axes[1:], (late, gaps), strict=False):
             _name_curves(panel, named)
         axes[-1].set_xlabel(
             f"training step, of {comparison.batch * comparison.length:,} tokens" if comparison.tokens else "step"
@@ -64,32 +62,25 @@ def draw_validation(comparison: Comparison) -> Figure | None:
 
 def draw_positions(comparison: Comparison) -> Figure | None:
     """Loss against the tokens read in a window, smoothed, a panel for each split; None where no run has noted it."""
-    panels = {split: _by_position(comparison, split) for split in comparison.splits}
-    panels = {split: curves for split, curves in panels.items() if curves}
-    if not panels:
-        return None
-    with matplotlib.rc_context(STYLE):
-        figure, axes = _stack([_room(curves) for curves in panels.values()])
-        for panel, (split, curves) in zip(axes, panels.items(), strict=True):
-            _draw_close(panel, curves)
-            panel.set_title(f"{name_split(split)}: loss", loc="left", pad=4)
-            _scale_positions(panel, curves)
-            _name_curves(panel, curves, math.log2)
-        axes[-1].set_xlabel("tokens read in the window, log scale")
-    return figure
+    found = {split: _by_position(comparison, split) for split in comparison.splits}
+    return _draw_by_position(found, "loss", _draw_close)
 
 
 def draw_differences(comparison: Comparison) -> Figure | None:
     """Loss less that of Gaussian attention, against the tokens read; None where there is no such line or no other."""
-    panels = {split: _differences(comparison, split, _by_position(comparison, split)) for split in comparison.splits}
-    panels = {split: curves for split, curves in panels.items() if curves}
+    found = {split: _differences(comparison, split, _by_position(comparison, split)) for split in comparison.splits}
+    return _draw_by_position(found, "loss − Gaussian's", _draw_differences)
+
+
+def _draw_by_position(found: Mapping[str, Curves], what: str, draw: Callable[[Axes, Curves], None]) -> Figure | None:
+    panels = {split: curves for split, curves in found.items() if curves}
     if not panels:
         return None
     with matplotlib.rc_context(STYLE):
         figure, axes = _stack([_room(curves) for curves in panels.values()])
         for panel, (split, curves) in zip(axes, panels.items(), strict=True):
-            _draw_differences(panel, curves)
-            panel.set_title(f"{name_split(split)}: loss − Gaussian's", loc="left", pad=4)
+            draw(panel, curves)
+            panel.set_title(f"{name_split(split)}: {what}", loc="left", pad=4)
             _scale_positions(panel, curves)
             _name_curves(panel, curves, math.log2)
         axes[-1].set_xlabel("tokens read in the window, log scale")
@@ -120,9 +111,9 @@ def _pick(curves: Curves) -> Curves:
 # -- panels --------------------------------------------------------------------------------------
 
 
-def _room(curves: Mapping[str, object]) -> float:
+def _room(curves: Mapping[str, object], least: float = 2.0) -> float:
     """Inches that a panel needs for the names beside it."""
-    return max(2.0, 0.2 + LINE_HEIGHT * sum(count_lines(f"{label} ↑") for label in curves))
+    return max(least, 0.2 + LINE_HEIGHT * sum(count_lines(f"{label} ↑") for label in curves))
 
 
 def _stack(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
@@ -159,7 +150,7 @@ def _draw_close(panel: Axes, curves: Curves, *shown: float) -> None:
     far = find_far({label: curve[-1][1] for label, (_, curve) in curves.items()})
     near = [y for label, (_, curve) in curves.items() if label not in far for _, y in curve] + list(shown)
     for line, curve in curves.values():
-        draw_curve(panel, line, curve, MARKERS)
+        draw_curve(panel, line, curve, SPACING)
     margin = 0.06 * (max(near) - min(near)) or 0.01
     panel.set_ylim(min(near) - margin, max(near) + margin)
 

@@ -12,10 +12,19 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
 
 from compactattn.report.evaluations import Bins
-from compactattn.report.figures import BANDS, LINE_HEIGHT, STYLE, WIDTH, draw_curve, draw_panels, name_ends, one_panel
+from compactattn.report.figures import (
+    BANDS,
+    LINE_HEIGHT,
+    STYLE,
+    WIDTH,
+    draw_curve,
+    draw_losses,
+    draw_panels,
+    name_ends,
+    one_panel,
+)
 from compactattn.report.palette import FAINT, MUTED, look_of
 from compactattn.report.regbench_comparison import MEASURES, Comparison, Line, count_epochs
 from compactattn.report.runs import Run
@@ -180,29 +189,10 @@ def draw_positions(comparison: Comparison, size: int) -> Figure | None:
 
 
 def draw_validation(comparison: Comparison, size: int) -> Figure | None:
-    """Validation loss against epoch, one line for each run with one number of examples; None where no run has kept it."""
-    lines = []
-    for line in comparison.lines:
-        runs = [run for run in line.runs if run.config.data.get("examples") == size and run.validations]
-        lines += [(line, [_by_epoch(run) for run in runs])] if runs else []
-    if not lines:
-        return None
-    with matplotlib.rc_context(STYLE):
-        figure, panel = one_panel(len(lines))
-        ends = []
-        for line, curves in lines:
-            for curve in curves:
-                draw_curve(panel, line, curve)
-            last = float(np.exp(np.mean([math.log(max(curve[-1][1], 1e-12)) for curve in curves])))
-            ends.append((line.label, last, max(curve[-1][0] for curve in curves), look_of(line.variant)))
-        panel.set_yscale("log")
-        panel.set_xlim(0, max(x for *_, x, _ in ends) * 1.01)
-        panel.set(xlabel="epoch", ylabel="validation loss, log scale")
-        panel.yaxis.set_major_locator(LogLocator(10, (1, 1.5, 2, 3, 5, 7)))
-        panel.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
-        panel.yaxis.set_minor_formatter(lambda y, _: "")
-        name_ends(panel, sorted(ends, key=lambda end: end[1]))
-    return figure
+    """Validation loss against epoch, one curve for each run with one number of examples; None where no run has kept it."""
+    runs = [(line, [run for run in line.runs if run.config.data.get("examples") == size]) for line in comparison.lines]
+    curves = [(line, [_by_epoch(run) for run in found if run.validations]) for line, found in runs]
+    return draw_losses(curves, "epoch", "validation loss, log scale")
 
 
 def _by_epoch(run: Run) -> list[tuple[float, float]]:

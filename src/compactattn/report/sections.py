@@ -125,7 +125,7 @@ def _draw_length_generalisation(compared: comparison.Comparison, name: str) -> d
     if finding.hold_against_paper(compared):
         caption = "Each kernel alone: our means and the paper's. The runs differ in their training, as listed below."
         pictures["paper"] = Picture(f"{name}-paper", figures.draw_against_paper(compared), caption)
-    training = figures.draw_training(compared) if compared.mode == comparison.MODES[0] else None
+    training = figures.draw_training(compared.lines) if compared.mode == comparison.MODES[0] else None
     if training is not None:
         caption = f"Training loss on {compared.title}, each point the mean of a stretch of logged steps; one line for each run."
         pictures["training"] = Picture(f"{name}-training", training, caption)

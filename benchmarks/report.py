@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from benchmarks.common import read
-from benchmarks.experiments import comparisons_section, lm_section, references_section, regbench_section
+from benchmarks.experiments import references_section, results_section
 from compactattn.bench.contestants import AUTOTUNING, CONTESTANTS
 from compactattn.bench.goals import BEHIND_TRANSFORMER, HEAD_DIMS, TOKENS_PER_SECOND, count_verdicts, format_goals
 from compactattn.bench.results import Row
@@ -390,14 +390,14 @@ def readme_section() -> str:
 def pages() -> dict[Path, str]:
     """Every page that holds measured numbers, as it should read."""
     readme, experiments = ROOT / "README.md", ROOT / "docs" / "experiments.md"
-    text = fill(experiments.read_text(), "length-gen", comparisons_section("length-gen"))
-    text = fill(text, "regbench", regbench_section())
+    text = fill(experiments.read_text(), "length-gen", results_section("length-gen", 3))
+    text = fill(text, "regbench", results_section("regbench", 4))
     text = fill(text, "references", references_section())
-    text = fill(text, "lm", lm_section())
+    text = fill(text, "lm", results_section("lm", 4))
     return {
         ROOT / "benchmarks" / "README.md": benchmarks_page(),
         readme: fill(readme.read_text(), "benchmarks", readme_section()),
-        experiments: fill(text, "demo", comparisons_section("demo", headings=False)),
+        experiments: fill(text, "demo", results_section("demo", 3, titled=False)),
     }
 
 

@@ -1,5 +1,6 @@
 """The commands of language modelling, as a person uses them; and the list of runs behind its results."""
 
+import html
 import importlib.util
 import json
 import re
@@ -154,6 +155,19 @@ def test_inspect_shows_tokens_as_text(run, capsys):
     assert re.search(r"[afo]@\d", shown)
     cli.main(["inspect", str(run), "--device", "cpu"])
     assert "of 24, looked back" in capsys.readouterr().out
+
+
+def test_a_report_does_without_a_corpus_that_has_moved(tmp_path, capsys):
+    corpus, folder, out = make_corpus(tmp_path / "stories").folder, tmp_path / "run", tmp_path / "report"
+    cli.main(["train", "lm", "--data", str(corpus), *TINY, "--steps", "2", "--out", str(folder)])
+    corpus.rename(tmp_path / "elsewhere")
+    capsys.readouterr()
+    cli.main(["report", str(folder), "--out", str(out), "--device", "cpu"])
+    why = f"{folder}: the corpus 'stories' is no longer in {str(corpus)!r}; put it back"
+    assert f"compactattn: attention from inside is left out for {why}" in capsys.readouterr().err
+    for name in ("index.html", "report.md"):
+        assert f"Left out is {why}" in html.unescape((out / name).read_text())
+    assert "What context is worth" in (out / "index.html").read_text()
 
 
 def test_a_sweep_trains_each_kernel_once_and_leaves_a_report(corpus, tmp_path, monkeypatch, capsys):

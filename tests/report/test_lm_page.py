@@ -57,10 +57,11 @@ def test_a_section_says_what_was_found_in_the_order_of_a_reader(page):
             "<h3>Beside the paper</h3>",
             "not run here: Gaussian kNN, k=32",
             "<h3>Where this departs from the paper</h3>",
+            "<h3>Training</h3>",
         )
     ]
     assert places == sorted(places)
-    assert section.count("<figure>") == 3
+    assert section.count("<figure>") == 4
 
 
 def test_the_corpus_is_called_a_substitute_wherever_it_is_named(page):
@@ -140,17 +141,17 @@ def test_markdown_says_the_same_and_its_figures_lie_beside_it(folder):
     text = (folder / "report.md").read_text(encoding="utf-8")
     assert "## Stories (BabiStories substitute), 8 layers (2,000 steps of 64 windows)" in text
     linked = re.findall(r"\]\((figures/lm[^)]+)\)", text)
-    assert len(linked) == 6
+    assert len(linked) == 8
     assert all((folder / path).is_file() for path in linked)
 
 
 def test_the_documents_state_that_there_are_no_results_until_there_are(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "ROOT", tmp_path)
-    assert documents.lm_section() == "No results yet."
+    assert documents.results_section("lm", 4) == "No results yet."
     (tmp_path / "results" / "lm").mkdir(parents=True)
     write_lines(tmp_path / "results" / "lm" / "stories.jsonl", [run.to_json() for run in make_all_runs()])
-    text = tidy(documents.lm_section())
-    assert text.startswith("#### stories (BabiStories substitute), 1 layer, 2,000 steps\n\n**With 1 layer, ")
-    assert text.count("#### ") == 2
+    text = tidy(documents.results_section("lm", 4))
+    assert text.startswith("#### Stories (BabiStories substitute), 1 layer, 2,000 steps of 64 windows\n\n**With 1 layer, ")
+    assert text.count("\n#### ") == 1
     assert text.count("| **normReLU** | ") == 2
     assert text.count("> **Once upon a time** there was a small fox.") == 2

@@ -9,7 +9,7 @@ from compactattn.kernels import parse
 from compactattn.report import regbench_paper
 from compactattn.report.paper import Variant
 from compactattn.report.regbench_comparison import compare
-from compactattn.report.regbench_finding import find, hold_against_paper, list_departures, list_gaps, list_kernels
+from compactattn.report.regbench_finding import find, hold_against_paper, list_departures, list_epochs, list_gaps, list_kernels
 
 
 def comparison_of(*runs):
@@ -134,9 +134,20 @@ def test_departures_name_both_numbers():
     ]
 
 
+def test_epochs_done_and_evaluated_are_told():
+    short = dataclasses.replace(make_run(seed=1), steps=3100)
+    sizes = make_run(), short, make_run(examples=2500, kernel="gaussian")
+    assert list_epochs(comparison_of(*sizes)) == [
+        "With 1,000 examples: sparsemax: 99 to 200 (97).",
+        "With 2,500 examples: Gaussian: 200 (97).",
+    ]
+
+
 def test_a_run_that_lost_patience_was_not_interrupted():
     run = make_run(patience=10)
     early = dataclasses.replace(run, steps=3100, validations=run.validations[:100])
+    patient = "training stops 10 epochs after its lowest validation loss; the paper tells of no such stop"
+    assert patient in list_departures(comparison_of(early))
     assert not any("stopped" in note for note in list_departures(comparison_of(early)))
     killed = dataclasses.replace(early, validations=run.validations[:30])
     assert "sparsemax, 1,000 examples, seed 0, stopped after 3,100 of its 6,250 steps" in list_departures(comparison_of(killed))

@@ -80,10 +80,11 @@ def test_runs_without_an_evaluation_are_named(tmp_path):
 
 def test_the_documents_state_that_there_are_no_results_until_there_are(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "ROOT", tmp_path)
-    assert documents.regbench_section() == "No results yet."
+    assert documents.results_section("regbench", 4) == "No results yet."
     (tmp_path / "results" / "regbench").mkdir(parents=True)
     write_lines(tmp_path / "results" / "regbench" / "all.jsonl", [run.to_json() for run in make_all_runs()])
-    text = documents.regbench_section()
+    text = documents.results_section("regbench", 4)
     assert text.startswith("#### RegBench, test split\n\n**With 1,000 training examples, ")
     assert "| **Mamba** | " in text
-    assert "More than two points from the paper:\n\n- Mamba: with 1,000 examples accuracy" in text
+    assert "##### More than two points from the paper\n\n- Mamba: with 1,000 examples accuracy" in text
+    assert "![" not in text

@@ -169,24 +169,31 @@ def write_page(runs: Sequence[Path], out: Path, device: str) -> Path:
     try:
         found = load(runs)
         check_evaluated(found)  # so that no folder is left behind for runs that make no report
-        inspections = _inspect(runs, device)
+        inspections, missing = _inspect(runs, device)
+        for note in missing:
+            print(f"compactattn: attention from inside is left out for {note}", file=sys.stderr)
         prepare_folder(out)
-        return write_report(found, out, inspections)
+        return write_report(found, out, inspections, missing)
     except ValueError as error:
         raise UsageError(str(error)) from error
 
 
-def _inspect(runs: Sequence[Path], device: str) -> list[Any]:
-    """A look into one run of each kernel that still has its weights, on the first test example."""
+def _inspect(runs: Sequence[Path], device: str) -> tuple[list[Any], list[str]]:
+    """A look into one run of each kernel that still has its weights, on the first test example; and where that is gone, why."""
     from compactattn.report.inspection import Inspection
 
     found: dict[str, Inspection] = {}
+    missing: dict[str, str] = {}
     for folder in (path for run in runs for path in [run, *sorted(run.glob("*/"))] if (path / "config.json").is_file()):
         config = checkpoint.load_config(folder)
         if config.model.kernel in found or config.model.architecture != "mosaic" or not checkpoint.exists(folder):
             continue
+        try:
+            tokens, words = experiment_of(config).example(config)
+        except ValueError as error:  # a corpus that has moved must not cost the rest of the page
+            missing[config.model.kernel] = f"{folder}: {error}"
+            continue
         trained = open_run(folder, device)
-        tokens, words = experiment_of(config).example(config)
         with torch.inference_mode():
             looks = trained.model.inspect(torch.tensor([tokens], device=trained.device))
         weights, readout, _ = looks[-1]
@@ -196,7 +203,7 @@ def _inspect(runs: Sequence[Path], device: str) -> list[Any]:
             readout.support[0].cpu().numpy(), readout.bandwidth[0].cpu().numpy(),
             words, summarise(looks, words),
         )  # fmt: skip
-    return list(found.values())
+    return list(found.values()), [note for kernel, note in missing.items() if kernel not in found]
 
 
 @contextmanager

@@ -27,11 +27,16 @@ FOLDED = 12  # runs from which on their list is folded away
 CPUS = ("x86_64", "AMD64", "aarch64", "arm64")  # what stands for the device of a run without a GPU
 
 
-def write_report(runs: Sequence[Run], out: Path | str, inspections: Sequence[Inspection] | None = None) -> Path:
-    """Writes index.html, report.md and figures/ into the folder `out`, which is made if need be; returns the page's path."""
+def write_report(
+    runs: Sequence[Run], out: Path | str, inspections: Sequence[Inspection] = (), missing: Sequence[str] = ()
+) -> Path:
+    """Writes index.html, report.md and figures/ into the folder `out`, which is made if need be; returns the page's path.
+
+    `missing` says which runs could not be looked into, and why.
+    """
     check_evaluated(runs)
     sections = make_sections(runs)
-    inside = _draw_inside(inspections or [])
+    inside = [*_draw_inside(inspections), *(Sentences([f"Left out is {note}."]) for note in missing)]
     out = Path(out)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     seen = (part for part in inside if isinstance(part, Picture))
@@ -270,21 +275,22 @@ def _write_markdown(sections: list[Section], inside: list[Part], runs: Sequence[
     parts = [f"# {' · '.join(_list_experiments(sections))}"]
     for section in sections:
         parts += [f"## {_plain(section.title)} ({_plain(section.note)})", f"**{_plain(section.finding.headline)}**"]
-        parts += [_plain(" ".join(section.finding.details)), *map(_mark_down, section.parts)]
-    parts += ["## Attention from inside", *map(_mark_down, inside)] if inside else [NOTHING_INSIDE]
+        parts += [_plain(" ".join(section.finding.details)), *map(mark_down, section.parts)]
+    parts += ["## Attention from inside", *map(mark_down, inside)] if inside else [NOTHING_INSIDE]
     rows = [MAKING, tuple("---" for _ in MAKING), *_list_runs(sections)]
     parts += ["## How it was made", "\n".join(f"| {' | '.join(map(_plain, row))} |" for row in rows)]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 
-def _mark_down(part: Part) -> str:
+def mark_down(part: Part, level: int = 3) -> str:
+    """A part as Markdown, its heading at some level."""
     match part:
         case Picture():
             return _link(part)
         case Grid():
             return f"{_plain(part.caption)}\n\n{part.markdown}"
         case Heading():
-            return f"### {_plain(part.text)}"
+            return f"{'#' * level} {_plain(part.text)}"
         case Sentences():
             return _plain(" ".join(part.sentences))
         case Items():

@@ -230,7 +230,9 @@ def list_departures(comparison: Comparison) -> list[str]:
     }
     notes += list_changes(ours)
     if patience := {training.patience for training in trainings if training.patience}:
-        notes.append(f"stopped after {span(patience)} epochs without a lower validation loss; the paper tells of no such stop")
+        notes.append(
+            f"training stops {span(patience)} epochs after its lowest validation loss; the paper tells of no such stop"
+        )
     return notes + list_doubts(comparison.lines, "examples")
 
 
@@ -242,8 +244,8 @@ def list_epochs(comparison: Comparison) -> list[str]:
         for line in _there(comparison, size):
             runs = [run for run in line.runs if run.config.data.get("examples") == size]
             done = span(round(count_epochs(run, run.steps)) for run in runs)
-            parts.append(f"{line.label} {done} ({span(row.epoch for row in line.rows[size])})")
-        items.append(f"With {size:,} examples: {', '.join(parts)}.")
+            parts.append(f"{line.label}: {done} ({span(row.epoch for row in line.rows[size])})")
+        items.append(f"With {size:,} examples: {'; '.join(parts)}.")
     return items
 
 

@@ -32,6 +32,7 @@ LOOKS = (
     "Colour is the kernel's profile; a solid line normalises itself, a dashed one is anchored at the best key, "
     "a dotted one has a fixed bandwidth, a dash-dotted one keeps the k nearest keys."
 )
+DEPARTURES, KERNELS = "Where this departs from the paper", "Compact kernels against Gaussian attention"
 OTHERS = " Long dashes with a colour and a marker of their own: architectures without a kernel."
 
 
@@ -53,6 +54,7 @@ class Grid(NamedTuple):
     html: str
     markdown: str
     caption: str
+    folded: bool = False  # away, until a reader asks for it
 
 
 class Picture(NamedTuple):
@@ -84,13 +86,23 @@ class Section(NamedTuple):
         return [part for part in self.parts if isinstance(part, Picture)]
 
 
-def make_sections(runs: Sequence[Run]) -> list[Section]:
-    """A section for each comparison that the runs allow, experiment by experiment."""
+def make_sections(runs: Sequence[Run], draw: bool = True) -> list[Section]:
+    """A section for each comparison that the runs allow, experiment by experiment; without pictures if told not to draw."""
     return [
-        *map(_make_length_generalisation, comparison.compare(runs)),
-        *map(_make_regbench, regbench_comparison.compare(runs)),
-        *_make_language_modelling(lm_comparison.compare(runs)),
+        *(_make_length_generalisation(compared, draw) for compared in comparison.compare(runs)),
+        *(_make_regbench(compared, draw) for compared in regbench_comparison.compare(runs)),
+        *_make_language_modelling(lm_comparison.compare(runs), draw),
     ]
+
+
+def _illustrate(picture: Picture | None, heading: str = "") -> list[Part]:
+    """A picture below its heading; nothing where there is none."""
+    return [] if picture is None else [Heading(heading), picture] if heading else [picture]
+
+
+def _itemise(heading: str, items: Sequence[str]) -> list[Part]:
+    """A list below its heading; nothing where it is empty."""
+    return [Heading(heading), Items(items)] if items else []
 
 
 def name_task(section: Section, run: Run) -> str:
@@ -99,17 +111,16 @@ def name_task(section: Section, run: Run) -> str:
     return f"{section.subject}, {examples:,} examples" if isinstance(examples, int) else section.subject
 
 
-def _make_length_generalisation(compared: comparison.Comparison) -> Section:
+def _make_length_generalisation(compared: comparison.Comparison, draw: bool) -> Section:
     published = compared.mode == comparison.MODES[0]
     name = _slug(f"{compared.task}-{compared.longest}" if not compared.published else compared.task)
     name += "" if published else f"-{_slug(compared.mode)}"
-    pictures = _draw_length_generalisation(compared, name)
+    pictures = _draw_length_generalisation(compared, name) if draw else {}
     grid = Grid(tables.format_html(compared, _colour), tables.format_markdown(compared), tables.describe(compared))
-    parts: list[Part] = [pictures["extrapolation"], grid]
+    parts: list[Part] = [*_illustrate(pictures.get("extrapolation")), grid]
     parts += _beside_paper(finding.hold_against_paper(compared), pictures.get("paper"), compared.not_run())
-    if published:
-        parts += [Heading("Where this departs from the paper"), Items(finding.list_departures(compared))]
-    parts += [Heading("Training"), pictures["training"]] if "training" in pictures else []
+    parts += _itemise(DEPARTURES, finding.list_departures(compared) if published else [])
+    parts += _illustrate(pictures.get("training"), "Training")
     title = compared.title if compared.published else f"{compared.title}, trained up to {compared.longest}"
     link = title if published else f"{title}, {compared.mode}"
     experiment, found = "Length generalisation", finding.find(compared)
@@ -127,36 +138,41 @@ def _draw_length_generalisation(compared: comparison.Comparison, name: str) -> d
         pictures["paper"] = Picture(f"{name}-paper", figures.draw_against_paper(compared), caption)
     training = figures.draw_training(compared.lines) if compared.mode == comparison.MODES[0] else None
     if training is not None:
-        caption = f"Training loss on {compared.title}, each point the mean of a stretch of logged steps; one line for each run."
-        pictures["training"] = Picture(f"{name}-training", training, caption)
+        pictures["training"] = Picture(f"{name}-training", training, _describe_training(compared.title))
     return pictures
+
+
+def _describe_training(subject: str) -> str:
+    return f"Training loss on {subject}, each point the mean of a stretch of logged steps; one line for each run."
 
 
 def _beside_paper(sentences: Sequence[str], picture: Picture | None, missing: Sequence[str]) -> list[Part]:
     parts: list[Part] = [Heading("Beside the paper"), Sentences(sentences)] if sentences else []
-    parts += [picture] if picture else []
-    return parts + ([Sentences([f"Of the paper, not run here: {', '.join(missing)}."])] if missing else [])
+    return [*parts, *_illustrate(picture), *_name_missing(missing)]
 
 
-def _make_regbench(compared: regbench_comparison.Comparison) -> Section:
+def _name_missing(rows: Sequence[str]) -> list[Part]:
+    return [Sentences([f"Of the paper, not run here: {', '.join(rows)}."])] if rows else []
+
+
+def _make_regbench(compared: regbench_comparison.Comparison, draw: bool) -> Section:
     title = compared.title[0].upper() + compared.title[1:]
     name = _slug(title) + (f"-{zlib.crc32(repr(compared.changes).encode()):08x}" if compared.changes else "")
     name += "" if compared.split == regbench_comparison.SPLIT else f"-{_slug(compared.split)}"
-    pictures = _draw_regbench(compared, name)
+    pictures = _draw_regbench(compared, name) if draw else {}
     grid = Grid(
         regbench_tables.format_html(compared, _colour),
         regbench_tables.format_markdown(compared),
         regbench_tables.describe(compared),
     )
-    parts: list[Part] = [pictures["sizes"], grid, Sentences(regbench_finding.list_references(compared))]
-    kernels = regbench_finding.list_kernels(compared)
-    parts += [Heading("Compact kernels against Gaussian attention"), Items(kernels)] if kernels else []
+    parts: list[Part] = [*_illustrate(pictures.get("sizes")), grid, Sentences(regbench_finding.list_references(compared))]
+    parts += _itemise(KERNELS, regbench_finding.list_kernels(compared))
     parts += _beside_paper(regbench_finding.hold_against_paper(compared), pictures.get("paper"), compared.not_run())
-    gaps, departures = regbench_finding.list_gaps(compared), regbench_finding.list_departures(compared)
-    parts += [Heading("More than two points from the paper"), Items(gaps)] if gaps else []
-    parts += [Heading("Where this departs from the paper"), Items(departures)] if departures else []
-    parts += [Heading("What context is worth"), pictures["positions"]] if "positions" in pictures else []
-    parts += [Heading("Training"), pictures["validation"]] if "validation" in pictures else []
+    parts += _itemise("More than two points from the paper", regbench_finding.list_gaps(compared))
+    parts += _itemise(DEPARTURES, regbench_finding.list_departures(compared))
+    parts += _illustrate(pictures.get("positions"), "What context is worth")
+    parts += _itemise("Epochs done, and the one evaluated", regbench_finding.list_epochs(compared))
+    parts += _illustrate(pictures.get("validation"))
     link = title if compared.split == regbench_comparison.SPLIT else f"{title}, {compared.split}"
     found = regbench_finding.find(compared)
     return Section(
@@ -195,32 +211,27 @@ def _draw_all(drawn: Mapping[str, tuple[Callable[[], Figure | None], str]], name
     return {key: Picture(f"{name}-{key}", figure, caption) for key, (figure, caption) in found.items() if figure is not None}
 
 
-def _make_language_modelling(compared: Sequence[lm_comparison.Comparison]) -> list[Section]:
+def _make_language_modelling(compared: Sequence[lm_comparison.Comparison], draw: bool) -> list[Section]:
     """A section for each depth; where two of them share a name, a number tells them apart."""
     names = [_slug(f"lm-{one.name}") for one in compared]
     names = [f"{name}-{i}" if name in names[:i] else name for i, name in enumerate(names)]
-    return [_make_depth(one, name) for one, name in zip(compared, names, strict=True)]
+    return [_make_depth(one, name, draw) for one, name in zip(compared, names, strict=True)]
 
 
-def _make_depth(compared: lm_comparison.Comparison, name: str) -> Section:
-    pictures = _draw_language_modelling(compared, name)
+def _make_depth(compared: lm_comparison.Comparison, name: str, draw: bool) -> Section:
+    pictures = _draw_language_modelling(compared, name) if draw else {}
     grid = Grid(lm_tables.format_html(compared, _colour), lm_tables.format_markdown(compared), lm_tables.describe(compared))
-    parts: list[Part] = [pictures["validation"]] if "validation" in pictures else []
-    parts += [grid, Heading("From the lowest loss up"), Items(lm_finding.rank(compared))]
-    kernels = lm_finding.list_kernels(compared)
-    parts += [Heading("Compact kernels against Gaussian attention"), Items(kernels)] if kernels else []
-    parts += [Heading("What context is worth"), pictures["positions"]] if "positions" in pictures else []
-    parts += [pictures["differences"]] if "differences" in pictures else []
+    parts: list[Part] = [*_illustrate(pictures.get("validation")), grid]
+    parts += _itemise("From the lowest loss up", lm_finding.rank(compared))
+    parts += _itemise(KERNELS, lm_finding.list_kernels(compared))
+    parts += _illustrate(pictures.get("positions"), "What context is worth")
+    parts += _illustrate(pictures.get("differences"))
     parts += _tell_stories(compared)
     parts += [Heading("Beside the paper"), Sentences(lm_finding.state_published(compared))]
-    claims, missing, departures = (
-        lm_finding.hold_against_paper(compared),
-        compared.not_run(),
-        lm_finding.list_departures(compared),
-    )
-    parts += [Items(claims)] if claims else []
-    parts += [Sentences([f"Of the paper, not run here: {', '.join(missing)}."])] if missing else []
-    parts += [Heading("Where this departs from the paper"), Items(departures)] if departures else []
+    claims = lm_finding.hold_against_paper(compared)
+    parts += [*([Items(claims)] if claims else []), *_name_missing(compared.not_run())]
+    parts += _itemise(DEPARTURES, lm_finding.list_departures(compared))
+    parts += _illustrate(pictures.get("training"), "Training")
     steps = f"{compared.steps:,} steps of {compared.batch:,} windows"
     title = compared.title[:1].upper() + compared.title[1:]
     found = lm_finding.find(compared)
@@ -244,6 +255,7 @@ def _draw_language_modelling(compared: lm_comparison.Comparison, name: str) -> d
             lambda: lm_figures.draw_differences(compared),
             f"The same less that of Gaussian attention: below zero is better than it.{arrow}",
         ),
+        "training": (lambda: figures.draw_training(compared.lines), _describe_training(compared.corpus)),
     }
     return _draw_all(drawn, name)
 
@@ -255,6 +267,7 @@ def _tell_stories(compared: lm_comparison.Comparison) -> list[Part]:
             lm_stories.format_html(compared, line, story, folded=index > 0),
             lm_stories.format_markdown(compared, line, story, folded=index > 0),
             "",
+            folded=index > 0,
         )
         for index, (line, story) in enumerate(lm_stories.choose_stories(compared))
     ]

@@ -195,6 +195,13 @@ def test_a_run_that_stopped_early_is_named():
     assert "sparsemax, seed 0, stopped after 1,200 of its 2,000 steps" in list_departures(comparison_of(stopped))
 
 
+def test_a_run_that_diverged_is_named_and_not_called_missing():
+    failed = dataclasses.replace(make_run({}, kernel="biweight"), failed="diverged at step 412, loss nan")
+    (comparison,) = compare([make_run(), failed, dataclasses.replace(failed, config=make_run(task="sort").config)])
+    assert list_departures(comparison)[-1] == "1.5-entmax, seed 0, diverged at step 412, loss nan"
+    assert "Biweight (1.5-entmax)" not in comparison.not_run()
+
+
 def test_examples_are_those_seen_before_the_evaluation():
     run = make_run()
     early = dataclasses.replace(run, evaluation=[dataclasses.replace(row, step=1000) for row in run.evaluation])

@@ -138,19 +138,27 @@ def test_epochs_done_and_evaluated_are_told():
     short = dataclasses.replace(make_run(seed=1), steps=3100)
     sizes = make_run(), short, make_run(examples=2500, kernel="gaussian")
     assert list_epochs(comparison_of(*sizes)) == [
-        "With 1,000 examples: sparsemax: 99 to 200 (97).",
-        "With 2,500 examples: Gaussian: 200 (97).",
+        "With 1,000 examples: sparsemax: 99 to 200 (97), 10 min.",
+        "With 2,500 examples: Gaussian: 200 (97), 10 min.",
     ]
 
 
 def test_a_run_that_lost_patience_was_not_interrupted():
     run = make_run(patience=10)
     early = dataclasses.replace(run, steps=3100, validations=run.validations[:100])
-    patient = "training stops 10 epochs after its lowest validation loss; the paper tells of no such stop"
+    patient = "training stops 10 epochs after its lowest validation loss; the paper has no such stop"
     assert patient in list_departures(comparison_of(early))
     assert not any("stopped" in note for note in list_departures(comparison_of(early)))
     killed = dataclasses.replace(early, validations=run.validations[:30])
     assert "sparsemax, 1,000 examples, seed 0, stopped after 3,100 of its 6,250 steps" in list_departures(comparison_of(killed))
+
+
+def test_a_run_that_diverged_is_named_and_not_called_missing():
+    failed = dataclasses.replace(make_run(evaluated=False, seed=1, **GAUSSIAN), failed="diverged at step 412, loss nan")
+    comparison = comparison_of(make_run(), failed)
+    assert "Gaussian, 1,000 examples, seed 1, diverged at step 412, loss nan" in list_departures(comparison)
+    assert "Gaussian" not in comparison.not_run()
+    assert "Gaussian" in comparison_of(make_run()).not_run()
 
 
 def test_runs_judged_on_different_test_sets_are_told():

@@ -38,6 +38,7 @@ class Comparison:
     task: str
     mode: str
     lines: tuple[Line, ...]
+    failed: tuple[Run, ...] = ()
 
     @cached_property
     def title(self) -> str:
@@ -85,17 +86,23 @@ class Comparison:
 
     def not_run(self) -> list[str]:
         """The rows of the paper's main table that no run here makes."""
-        ours = {line.variant for line in self.lines}
+        ours = {line.variant for line in self.lines} | {run.variant for run in self.failed}
         return [row.name for row in paper.MAIN.rows if row.variant not in ours] if self.beside_paper else []
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """All comparisons that the runs allow, those of the paper's tasks first, the published mode before the other."""
     groups: dict[tuple[str, str, str], list[Run]] = {}
+    failed: dict[str, list[Run]] = {}
     for run in runs:
+        if run.failed:
+            failed.setdefault(json.dumps(run.config.data, sort_keys=True), []).append(run)
         for task, mode in sorted({(row.task, row.mode) for row in run.evaluation if isinstance(row, Evaluated)}):
             groups.setdefault((task, mode, json.dumps(run.config.data, sort_keys=True)), []).append(run)
-    found = [Comparison(task, mode, _make_lines(group, task, mode)) for (task, mode, _), group in groups.items()]
+    found = [
+        Comparison(task, mode, _make_lines(group, task, mode), tuple(failed.get(data, ())))
+        for (task, mode, data), group in groups.items()
+    ]
     tasks = list(paper.LENGTHS)
     return sorted(
         found,

@@ -9,7 +9,7 @@ from compactattn.evaluation.statistics import Summary
 from compactattn.kernels import gaussian
 from compactattn.report import paper
 from compactattn.report.comparison import Comparison, Line
-from compactattn.report.lines import list_changes, list_doubts, span
+from compactattn.report.lines import list_changes, list_doubts, list_failures, span
 from compactattn.report.paper import Variant
 
 LEARNT = 0.9  # exact match at the training length from which a task counts as learnt
@@ -283,7 +283,7 @@ def hold_against_paper(comparison: Comparison) -> list[str]:
 def list_departures(comparison: Comparison) -> list[str]:
     """Where the runs depart from the paper's recipe, each with both numbers."""
     notes = [f"{name} of the data: {ours}; in the paper {theirs}" for name, (theirs, ours) in comparison.changed.items()]
-    about_runs = list_doubts(comparison.lines, "length")
+    about_runs = list_doubts(comparison.lines, "length") + list_failures(comparison.failed)
     recipe = paper.RECIPES.get(comparison.task)
     if recipe is None:
         return [f"the paper has no task {comparison.title}", *about_runs]

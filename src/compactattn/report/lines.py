@@ -199,6 +199,11 @@ def list_doubts(lines: Sequence[Line[Any, Any, Any]], column: str) -> list[str]:
     return list_precisions(lines) + list_test_sets(lines, column) + list_interrupted(lines)
 
 
+def list_failures(runs: Iterable[Run]) -> list[str]:
+    """What came of the runs that failed."""
+    return [f"{run.variant.label}{_name_size(run)}, seed {run.config.seed}, {run.failed}" for run in runs]
+
+
 def list_interrupted(lines: Sequence[Line[Any, Any, Any]]) -> list[str]:
     return [
         f"{line.label}{_name_size(run)}, seed {run.config.seed}, stopped after {run.steps:,} of its"

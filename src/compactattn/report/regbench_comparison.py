@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from compactattn.experiments.in_context import NAME
 from compactattn.report import lines
 from compactattn.report import regbench_paper as paper
 from compactattn.report.evaluations import Reference, Scored
@@ -53,6 +54,7 @@ class Comparison:
     split: str
     changes: dict[str, Any]  # departures of the languages from the benchmark's
     lines: tuple[Line, ...]
+    failed: tuple[Run, ...] = ()
 
     @property
     def title(self) -> str:
@@ -102,7 +104,7 @@ class Comparison:
         """The rows of the paper's table that no run here makes, and the numbers of examples that none was trained on."""
         if not self.published:
             return []
-        ours = {line.variant for line in self.lines}
+        ours = {line.variant for line in self.lines} | {run.variant for run in self.failed}
         sizes = [f"{size:,} examples" for size in paper.SIZES if size not in self.sizes]
         return [row.name for variant, row in paper.ROWS.items() if variant not in ours] + sizes
 
@@ -110,8 +112,11 @@ class Comparison:
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """All comparisons that the runs allow, the published one first; another split only where no run has the test split."""
     groups: dict[tuple[str, str], list[Run]] = {}
+    failed: dict[str, list[Run]] = {}
     for run in runs:
         changes = json.dumps(run.config.data.get("changes", {}), sort_keys=True)
+        if run.failed and run.config.experiment == NAME:
+            failed.setdefault(changes, []).append(run)
         for split in sorted({row.split for row in run.evaluation if isinstance(row, Scored)}):
             groups.setdefault((split, changes), []).append(run)
     groups = {
@@ -119,7 +124,10 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
         for (split, changes), found in groups.items()
         if split == SPLIT or (SPLIT, changes) not in groups
     }
-    found = [Comparison(split, json.loads(changes), _make_lines(group, split)) for (split, changes), group in groups.items()]
+    found = [
+        Comparison(split, json.loads(changes), _make_lines(group, split), tuple(failed.get(changes, ())))
+        for (split, changes), group in groups.items()
+    ]
     return sorted(found, key=lambda c: (not c.published, bool(c.changes), c.split != SPLIT, c.split, str(c.changes)))
 
 

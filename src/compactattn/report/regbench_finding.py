@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from compactattn.report import regbench_paper as paper
+from compactattn.report.facts import format_duration
 from compactattn.report.finding import Finding
-from compactattn.report.lines import BASE, ONE_SEED, Spread, list_changes, list_doubts, name_line, span
+from compactattn.report.lines import BASE, ONE_SEED, Spread, list_changes, list_doubts, list_failures, name_line, span
 from compactattn.report.regbench_comparison import MEASURES, NAMES, Comparison, Gap, Line, count_epochs
 
 
@@ -230,21 +231,20 @@ def list_departures(comparison: Comparison) -> list[str]:
     }
     notes += list_changes(ours)
     if patience := {training.patience for training in trainings if training.patience}:
-        notes.append(
-            f"training stops {span(patience)} epochs after its lowest validation loss; the paper tells of no such stop"
-        )
-    return notes + list_doubts(comparison.lines, "examples")
+        notes.append(f"training stops {span(patience)} epochs after its lowest validation loss; the paper has no such stop")
+    return notes + list_doubts(comparison.lines, "examples") + list_failures(comparison.failed)
 
 
 def list_epochs(comparison: Comparison) -> list[str]:
-    """The epochs that each line did and, in brackets, the one that it is judged by: an item for each number of examples."""
+    """The epochs that each line did, in brackets the one that it is judged by, and its time: an item for each size."""
     items = []
     for size in comparison.sizes:
         parts = []
         for line in _there(comparison, size):
             runs = [run for run in line.runs if run.config.data.get("examples") == size]
             done = span(round(count_epochs(run, run.steps)) for run in runs)
-            parts.append(f"{line.label}: {done} ({span(row.epoch for row in line.rows[size])})")
+            seconds = sum(run.cost.wall_seconds for run in runs) / len(runs)
+            parts.append(f"{line.label}: {done} ({span(row.epoch for row in line.rows[size])}), {format_duration(seconds)}")
         items.append(f"With {size:,} examples: {'; '.join(parts)}.")
     return items
 

@@ -171,7 +171,7 @@ def _make_regbench(compared: regbench_comparison.Comparison, draw: bool) -> Sect
     parts += _itemise("More than two points from the paper", regbench_finding.list_gaps(compared))
     parts += _itemise(DEPARTURES, regbench_finding.list_departures(compared))
     parts += _illustrate(pictures.get("positions"), "What context is worth")
-    parts += _itemise("Epochs done, and the one evaluated", regbench_finding.list_epochs(compared))
+    parts += _itemise("Epochs done, the one evaluated, and the time of training", regbench_finding.list_epochs(compared))
     parts += _illustrate(pictures.get("validation"))
     link = title if compared.split == regbench_comparison.SPLIT else f"{title}, {compared.split}"
     found = regbench_finding.find(compared)

@@ -13,6 +13,7 @@ and the same command goes on with it. It needs torch, numpy and safetensors (lm 
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import json
 import os
@@ -43,6 +44,7 @@ from compactattn.report import lm_paper, paper, regbench_paper
 from compactattn.report.runs import export, load_results
 from compactattn.training.config import RunConfig, vary
 from compactattn.training.divergence import Diverged
+from compactattn.training.files import replace_durably
 from compactattn.training.interrupt import Interrupted, stop_when
 
 RELEASED = tuple(  # the rows that the published code computes otherwise than the paper's equations
@@ -203,7 +205,7 @@ def train(config: RunConfig, folder: Path) -> None:
     """Trains a run, from where it was stopped if it was."""
     resume = (folder / "config.json").exists()
     if resume:
-        (folder / "config.json").write_text(config.to_json())  # the corpus may lie elsewhere now
+        replace_durably(folder / "config.json", config.to_json().encode())  # the corpus may lie elsewhere now
     experiment_of(config).run(config, folder, resume=resume, show_progress=False)
 
 
@@ -239,6 +241,7 @@ def work(queue: Any, out: Path, deadline: Any, failed: Any, given: argparse.Name
         except Exception as error:  # one run that fails must not take the others with it
             print(f"FAILED {describe(config)}: {error!r}", flush=True)
             failed.value += 1
+        gc.collect()  # a run and its recorded graph hold each other, and the memory of the next one is measured
 
 
 def read_arguments() -> argparse.Namespace:

@@ -76,6 +76,8 @@ def train(
     with join(config.training.device) as group:
         check_shares(config.training, group.size)
         check_graph(config.training, group)
+        if group.device.type == "cuda":  # a process may have had another run before
+            torch.cuda.reset_peak_memory_stats(group.device)
         model.to(group.device).train()
         optimiser = build_optimiser(model, config.training)
         start = _open_run(config, model, optimiser, folder, resume, group)

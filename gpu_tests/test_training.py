@@ -16,6 +16,7 @@ from gpu_tests.settings import DEVICE, GPU, TRIAL, needs_gpu
 
 VOCAB, LENGTH = 23, 12 if TRIAL else 60
 MODEL = ModelConfig(vocab=VOCAB, layers=2, width=32 if TRIAL else 128, heads=2, kernel="biweight", slots=48)
+RECURRENT = ModelConfig(vocab=VOCAB, layers=2, width=MODEL.width, heads=2, architecture="s4d")
 TRAINING = TrainingConfig(
     steps=3 if TRIAL else 24, batch=4 if TRIAL else 16, warmup=2, rate=1e-3, final_rate=1e-4, log_every=1,
     checkpoint_every=8, precision="bf16" if GPU else "fp32", device=DEVICE,
@@ -97,12 +98,15 @@ def test_every_replayed_update_has_the_loss_and_gradient_of_the_plain_one_also_w
     assert max(spread, *found) <= LARGEST_DIFFERENCE
 
 
-def test_compiled_parts_err_as_little_as_the_eager_model(record_property):
+# not GLA and RetNet: their norm of a first, nearly empty answer makes gradients in bf16 a matter of chance
+@pytest.mark.parametrize("architecture", ["mosaic", "s4d", "h3", "mamba"])
+def test_compiled_parts_err_as_little_as_the_eager_model(architecture, record_property):
     """Loss and gradient in bf16 against fp32: compiled at most twice the error of eager."""
+    config = MODEL if architecture == "mosaic" else replace(RECURRENT, architecture=architecture)
     batch = Batch(*(x.to(DEVICE) for x in Counting().batch(0, TRAINING.batch)))
 
     def gradient(bf16, compiled=False):
-        model = build(MODEL).to(DEVICE)
+        model = build(config).to(DEVICE)
         if compiled:
             model.compile_parts()
         with torch.autocast(DEVICE, torch.bfloat16, enabled=bf16):

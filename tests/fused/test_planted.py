@@ -21,6 +21,7 @@ from compactattn.decoding import Pages, decode
 from compactattn.fused import launch
 from compactattn.memory.features import leaky_average, peek_values, unit
 from compactattn.memory.operators import fused_keys, fused_values
+from compactattn.mixers import selective_scan
 from compactattn.models import head
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, of log2(0) and inf − inf
@@ -206,6 +207,15 @@ PLANTS = {
     ),
     "a target in a later block is missed": Plant("cross_entropy.py", "start + o == target", "o == target", "loss"),
     "tokens that do not count have a gradient": Plant("cross_entropy.py", "(counted * scale)", "scale", "loss"),
+    # selective_scan.py
+    "a scan starts from nothing": Plant("selective_scan.py", "tl.load(p_state", "0.0 * tl.load(p_state", "scan"),
+    "positions after the end decay": Plant("selective_scan.py", "(o < SIZE), other=0.0)", "(o < SIZE), other=1.0)", "scan"),
+    "a state decays once too often for the rates": Plant(
+        "selective_scan.py", "b_dexponent = kept[i] * b_g", "b_dexponent = kept[i] * decays[i] * b_g", "scan"
+    ),
+    "a chunk goes back with the states of another": Plant(
+        "selective_scan.py", "earlier_h = tl.load(p_entering + chunk", "earlier_h = tl.load(p_entering + 0 * chunk", "scan"
+    ),
     # decode.py and decode_threshold.py
     "a key beyond the cache is seen": Plant(
         "decode.py", "(o_n[None, :] < hi[:, None])", "(o_n[None, :] <= hi[:, None])", "decode"
@@ -310,6 +320,16 @@ def losing(x, by_kernels):
         return {"loss": head.head_loss(x["hidden"], x["weight"], targets, counted, 0.3)}
 
 
+def scanning(x, by_kernels):
+    with pytest.MonkeyPatch.context() as change:
+        change.setattr(selective_scan, "fused", lambda *_: by_kernels)
+        inputs = [x.requires_grad_() for x in x.values()]
+        found = dict(zip(("y", "last"), selective_scan.selective_scan(*inputs), strict=True))
+        slopes = [normal(*x.shape, seed=9).to(x.dtype) for x in found.values()]
+        gradients = torch.autograd.grad(list(found.values()), inputs, slopes)
+    return found | {f"d{name}": x for name, x in zip(x, gradients, strict=True)}
+
+
 ROWS = {"x": normal(1, 2, 40, 5), "leak": torch.tensor([0.05, 1.3]), "state": normal(1, 2, 5, seed=1)}
 BATTERY = {
     "biweight": attending("biweight", Causal(1)),
@@ -346,6 +366,18 @@ BATTERY = {
     "window": decoding_from("topk_softmax(5)", Packed([70, 130], queries=[1, 1]), 200),
     "keys": Case(ROWS, making_keys),
     "values": Case({"x": ROWS["x"], "mix": torch.tensor([0.3, 0.8]), "gain": torch.tensor([0.5, 1.7])}, making_values),
+    "scan": Case(
+        {
+            "u": normal(1, 14, 20),
+            "step": normal(1, 14, 20, seed=1).exp(),
+            "rates": -normal(3, 20, seed=2).exp(),
+            "b": normal(1, 14, 3, seed=3),
+            "c": normal(1, 14, 3, seed=4),
+            "state": normal(1, 3, 20, seed=5),
+        },
+        scanning,
+        gradients=False,
+    ),
     "loss": Case({"hidden": normal(3, 8), "weight": normal(5000, 8, seed=1)}, losing),
 }
 
@@ -403,9 +435,9 @@ def use_copy(folder, plant, monkeypatch):
             text = text.replace(plant.old, plant.new)
         path.write_text(re.sub(rf"\b{re.escape(OWN)}\b", package.name, text))
     monkeypatch.syspath_prepend(folder)
-    names = ("launch", "decode_launch", "leaky", "cross_entropy")
+    names = ("launch", "decode_launch", "leaky", "cross_entropy", "selective_scan")
     copied = {name: importlib.import_module(f"{package.name}.{name}") for name in names}
-    for owner, name in ((attention, "launch"), (decoding, "decode_launch"), (fused, "leaky"), (fused, "cross_entropy")):
+    for owner, name in zip((attention, decoding, fused, fused, fused), names, strict=True):
         monkeypatch.setattr(owner, name, copied[name], raising=False)
     cut = copied["launch"].Cut(*[copied["launch"].Blocks(32, 16, 4, 1)] * 4)
     monkeypatch.setattr(copied["launch"], "choose_cut", lambda *_: cut)
@@ -454,6 +486,7 @@ def test_there_are_enough_plants():
         "lists",
         "leaky",
         "cross_entropy",
+        "selective_scan",
         "decode",
         "decode_threshold",
     }

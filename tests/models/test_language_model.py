@@ -3,6 +3,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from compactattn.models import head
+from compactattn.models.block import RECURRENCES
 from compactattn.models.config import ModelConfig
 from compactattn.models.generation import generate
 from compactattn.models.head import head_loss
@@ -200,7 +201,10 @@ def test_the_loss_compiles_into_one_graph_with_its_gradients():
     assert all(p.grad is not None for p in model.parameters())
 
 
-@each_model
+RECURRENT = [ModelConfig(**SMALL | {"layers": 1}, architecture=name) for name in RECURRENCES]
+
+
+@pytest.mark.parametrize("config", MODELS + RECURRENT, ids=NAMES + list(RECURRENCES))
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo asks activations for it
 def test_compiled_parts_have_no_graph_break_and_change_nothing(config, monkeypatch):
     real = torch.compile
@@ -213,3 +217,11 @@ def test_compiled_parts_have_no_graph_break_and_change_nothing(config, monkeypat
     model.compile_parts()
     loss, _ = model.loss(text, text, counted)
     torch.testing.assert_close((loss, *torch.autograd.grad(loss, parameters)), (plain, *want))
+
+
+@pytest.mark.parametrize("config", [MODELS[0], MODELS[4], *RECURRENT], ids=lambda config: config.architecture)
+def test_all_but_attention_itself_and_the_views_of_self_attention_is_compiled(config, monkeypatch):
+    parts = []
+    monkeypatch.setattr(torch, "compile", lambda part, dynamic: parts.append(part.__name__))
+    build(config).blocks[0].compile_parts()
+    assert parts == (["finish"] if config.architecture == "transformer" else ["prepare", "finish"])

@@ -99,42 +99,60 @@ class DiagonalSSM(Recurrence):
 
     def step(self, x: Tensor, past: tuple[Tensor] | None) -> tuple[Tensor, tuple[Tensor]]:
         x = x.to(self.skip.dtype)
-        exponent, weight = self._discretise()
-        state = exponent.exp() * self._state(x, past) + x[..., None]
-        return 2 * (weight * state).real.sum(-1) + self.skip * x, (state,)
+        rate, angle, *weight = self._discretise()
+        state = torch.polar(rate.exp(), angle) * (0.0 if past is None else past[0]) + x[..., None]
+        return 2 * (torch.complex(*weight) * state).real.sum(-1) + self.skip * x, (state,)
 
     def advance(self, x: Tensor, past: tuple[Tensor] | None) -> tuple[Tensor, tuple[Tensor]]:
-        """Three products for each chunk: what its inputs leave at its end, what they answer, what was left before answers."""
+        """Three products for each chunk: what its inputs leave at its end, what they answer, what was left before answers.
+
+        In real numbers, which a compiler can fuse: a row holds N real parts and then N imaginary ones.
+        """
         x = x.to(self.skip.dtype)
         batch, time, width = x.shape
         chunk = min(CHUNK, time)
-        exponent, weight = self._discretise()
-        powers = torch.exp(exponent[..., None] * torch.arange(chunk + 1, device=x.device))  # (C, N, chunk + 1)
+        rate, angle, w, w_i = (part[..., None] for part in self._discretise())
+        ages = torch.arange(chunk + 1, device=x.device)
+        left = torch.exp(rate * ages)  # of a state so much later, (C, N, chunk + 1)
+        p, p_i = left * torch.cos(angle * ages), left * torch.sin(angle * ages)
         chunks = pad(x, (0, 0, 0, -time % chunk)).unflatten(1, (-1, chunk)).permute(3, 0, 1, 2)  # (C, B, n, chunk)
         flat = chunks.flatten(1, 2)
 
-        fading = torch.view_as_real(powers[..., :-1].flip(-1).mT).flatten(2)  # (C, chunk, 2 N)
-        ends = torch.view_as_complex((flat @ fading).unflatten(-1, (-1, 2))).unflatten(1, (batch, -1))
-        entering = [self._state(x, past).transpose(0, 1)]  # (C, B, N) each
+        fading = torch.cat((p, p_i), 1)[..., :-1].flip(-1).mT  # (C, chunk, 2 N)
+        ends = (flat @ fading).unflatten(1, (batch, -1)).unflatten(-1, (2, -1))  # (C, B, n, 2, N)
+        state = x.new_zeros(batch, *self.readout.shape) if past is None else torch.view_as_real(past[0])
+        h, h_i = state.transpose(0, 1).unbind(-1)  # (C, B, N)
+        entering = [(h, h_i)]
         for end in ends.unbind(2)[:-1]:
-            entering.append(powers[:, None, :, -1] * entering[-1] + end)
+            h, h_i = _advance_state(h, h_i, p[:, None, :, -1], p_i[:, None, :, -1], end)
+            entering.append((h, h_i))
+        before = torch.cat([torch.stack(part, 2) for part in zip(*entering, strict=True)], -1).flatten(1, 2)  # (C, B n, 2 N)
 
-        answers = 2 * torch.view_as_real((weight[..., None] * powers[..., 1:]).conj().resolve_conj())  # (C, N, chunk, 2)
-        before = torch.view_as_real(torch.stack(entering, 2)).flatten(-2).flatten(1, 2)  # (C, B n, 2 N)
-        kernel = 2 * (weight[..., None] * powers[..., :-1]).real.sum(1)
+        answers = 2 * torch.cat((w * p - w_i * p_i, -w * p_i - w_i * p), 1)  # (C, 2 N, chunk + 1)
+        kernel = answers[:, : w.shape[1], :-1].sum(1)
         inside = flat @ bands(kernel, chunk)[..., chunk - 1 :].mT
-        y = torch.baddbmm(inside, before, answers.transpose(2, 3).flatten(1, 2))
+        y = torch.baddbmm(inside, before, answers[..., 1:])
         y = y.view(width, batch, -1)[..., :time].permute(1, 2, 0) + self.skip * x
 
         rest = time - (len(entering) - 1) * chunk  # the last chunk may be short
-        last = torch.view_as_complex((chunks[:, :, -1, :rest] @ fading[:, chunk - rest :]).unflatten(-1, (-1, 2)))
-        return y, ((powers[:, None, :, rest] * entering[-1] + last).transpose(0, 1),)
+        last = (chunks[:, :, -1, :rest] @ fading[:, chunk - rest :]).unflatten(-1, (2, -1))
+        h, h_i = _advance_state(h, h_i, p[:, None, :, rest], p_i[:, None, :, rest], last)
+        return y, (torch.complex(h, h_i).transpose(0, 1),)
 
-    def _discretise(self) -> tuple[Tensor, Tensor]:
-        """Δ a and w, each (C, N)."""
-        a = torch.complex(-self.log_rate.exp(), self.frequency).view(self.width, -1)
-        exponent = self.log_step.exp()[:, None] * a
-        return exponent, torch.view_as_complex(self.readout) * torch.expm1(exponent) / a
+    def _discretise(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Real and imaginary parts of Δ a and of w, each (C, N)."""
+        r, f = self.log_rate.exp().view(self.width, -1), self.frequency.view(self.width, -1)
+        step = self.log_step.exp()[:, None]
+        rate, angle = -step * r, step * f
+        # ā − 1: near 1 the difference would lose its bits
+        e, e_i = torch.expm1(rate) * torch.cos(angle) - 2 * torch.sin(angle / 2) ** 2, torch.exp(rate) * torch.sin(angle)
+        c, c_i = self.readout.unbind(-1)
+        grown, grown_i = c * e - c_i * e_i, c * e_i + c_i * e
+        size = r**2 + f**2
+        return rate, angle, (f * grown_i - r * grown) / size, -(f * grown + r * grown_i) / size
 
-    def _state(self, x: Tensor, past: tuple[Tensor] | None) -> Tensor:
-        return torch.zeros_like(torch.view_as_complex(self.readout)).repeat(len(x), 1, 1) if past is None else past[0]
+
+def _advance_state(h: Tensor, h_i: Tensor, p: Tensor, p_i: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
+    """p h + end in complex numbers, of real and imaginary parts; end is (…, 2, N)."""
+    new, new_i = end.unbind(-2)
+    return torch.addcmul(new + p * h, p_i, h_i, value=-1), torch.addcmul(new_i + p * h_i, p_i, h)

@@ -3,6 +3,7 @@
 Time is cut into chunks and the i-th positions of all chunks advance together, so that a loop takes CHUNK turns whatever the
 length; what crosses from chunk to chunk is a second, shorter loop. Every factor is a decay of at most 1: nothing is divided.
 Nothing of size T × N × E outlives a slice of the batch: the backward pass makes the states again from those that enter chunks.
+On a GPU each pass is one kernel instead, fused/selective_scan.py.
 
 Shapes: B batch, T time, E channels, N states; K chunks in a slice, of L positions. u and Δ are (B, T, E), b and c (B, T, N),
 rates a (N, E), states (B, N, E).
@@ -18,8 +19,11 @@ from torch import Tensor
 from torch.library import custom_op
 from torch.nn.functional import pad
 
+from compactattn.fused.launch import HAVE_TRITON, is_new
+
 CHUNK = 32
 SLICE = {"cpu": 2**22, "cuda": 2**27}  # states that are stored at a time: on a CPU, what its cache holds
+MOST_FUSED_STATES = 64  # of a channel
 LOG2_E = 1.4426950408889634
 
 
@@ -28,6 +32,13 @@ def selective_scan(u: Tensor, step: Tensor, rates: Tensor, b: Tensor, c: Tensor,
     work = torch.promote_types(torch.promote_types(u.dtype, rates.dtype), torch.float32)
     y, last, _ = _scan(*(x.to(work) for x in (u, step, rates, b, c, state)))
     return y, last
+
+
+def fused(u: Tensor, rates: Tensor) -> bool:
+    """Whether kernels of Triton do the work."""
+    if not (HAVE_TRITON and u.is_cuda and u.dtype == torch.float32 and len(rates) <= MOST_FUSED_STATES):
+        return False
+    return is_new(u.device.index or 0)
 
 
 class _Slice(NamedTuple):
@@ -82,6 +93,10 @@ def _slices(number: int, u: Tensor, step: Tensor, rates: Tensor, b: Tensor, c: T
 @custom_op("compactattn::selective_scan", mutates_args=())
 def _scan(u: Tensor, step: Tensor, rates: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """y, the last state, and the states (B, n, N, E) that enter chunks."""
+    if fused(u, rates):
+        from compactattn.fused import selective_scan as kernels
+
+        return kernels.scan(u, step, rates, b, c, state)
     time, answers, last, entering = u.shape[1], [], torch.empty_like(state), []
     for part in _slices(1, u, step, rates, b, c):
         (decays,), h = part.store, part.zeros()
@@ -105,7 +120,12 @@ def _scan(u: Tensor, step: Tensor, rates: Tensor, b: Tensor, c: Tensor, state: T
 @_scan.register_fake
 def _(u, step, rates, b, c, state):  # type: ignore[no-untyped-def]
     batch, time, _ = u.shape
-    return torch.empty_like(u), torch.empty_like(state), state.new_empty(batch, -(-time // min(CHUNK, time)), *rates.shape)
+    chunk = min(CHUNK, time)
+    if fused(u, rates):
+        from compactattn.fused import selective_scan as kernels
+
+        chunk = kernels.CHUNK
+    return torch.empty_like(u), torch.empty_like(state), state.new_empty(batch, -(-time // chunk), *rates.shape)
 
 
 @custom_op("compactattn::selective_scan_backward", mutates_args=())
@@ -113,6 +133,10 @@ def _scan_backward(
     dy: Tensor, dlast: Tensor, entering: Tensor, u: Tensor, step: Tensor, rates: Tensor, b: Tensor, c: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Gradients of u, Δ, a, b, c and the state: g_t = c_t dy_t + exp(Δ_{t+1} a) g_{t+1}, from the last position on."""
+    if fused(u, rates):
+        from compactattn.fused import selective_scan as kernels
+
+        return kernels.scan_gradient(dy, dlast, entering, u, step, rates, b, c)
     time, drates, dstate = u.shape[1], torch.zeros_like(rates), torch.empty_like(dlast)
     gathered: list[list[Tensor]] = [[], [], [], []]
     for part in _slices(2, u, step, rates, b, c):

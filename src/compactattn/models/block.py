@@ -79,8 +79,8 @@ class Block(nn.Module):
         return x + self.dropout(y), past if keep else None
 
     def compile_parts(self) -> None:
-        """Compiles what surrounds attention. The keys of self-attention are a view, which is better left as it is."""
-        if isinstance(self.mixer, ContextualMemory):
+        """Compiles what surrounds attention, and recurrent mixers. Keys of self-attention are a view, better left as it is."""
+        if not isinstance(self.mixer, SelfAttention):
             self.prepare = torch.compile(self.prepare, dynamic=False)  # type: ignore[method-assign]
         self.finish = torch.compile(self.finish, dynamic=False)  # type: ignore[method-assign]
 

@@ -66,7 +66,7 @@ class LanguageModel(nn.Module):
         return total, counted.sum()
 
     def compile_parts(self) -> None:
-        """Compiles what surrounds attention: one graph for all blocks and every kernel, in seconds."""
+        """Compiles what surrounds attention, one graph for all blocks and every kernel, or a recurrent block as a whole."""
         for block in self.blocks:
             block.compile_parts()  # type: ignore[operator]
 

@@ -104,7 +104,16 @@ def test_evaluate_shows_the_loss_and_its_curve(run, tmp_path, capsys):
     )
     assert {len(line[-1]) for line in curve} >= {1, 41}  # the lowest and the highest
     cli.main(["evaluate", str(run), "--device", "cpu"])
-    assert "●" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "●" not in said
+    assert "held out" not in said
+
+
+def test_evaluate_on_the_corpus_of_the_run_says_that_only_the_held_out_documents_count(run, corpus, capsys):
+    cli.main(["evaluate", str(run), "--data", str(corpus), "--device", "cpu"])
+    said = capsys.readouterr().out
+    assert f"{corpus} is the corpus of the run, which is judged on the documents that were held out." in said
+    assert said.splitlines()[2].split()[0] == "validation"
 
 
 def test_generate_streams_a_story_and_keeps_it_on_request(run, capsys):

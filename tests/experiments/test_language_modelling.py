@@ -241,6 +241,38 @@ def test_of_another_corpus_all_documents_are_read_and_of_the_own_one_the_held_ou
     assert (own.name, own.tokens.tolist()) == ("validation", corpus.validation.tolist())
 
 
+@pytest.mark.parametrize("held_out", [0.0, 0.2, 1.0])
+def test_text_that_the_run_was_trained_on_is_refused_as_a_file_and_prepared_otherwise(held_out, tmp_path):
+    path = write_stories(tmp_path / "own.txt", stories=20)
+    config = tiny(Corpus.open(prepare_file(path, tmp_path / "corpus", held_out=0.3)))
+    data = lm.Data.of(config)
+    other = prepare_file(path, tmp_path / "other", held_out=held_out)
+    for where in (path.rename(tmp_path / "renamed.txt"), other):
+        with pytest.raises(ValueError) as error:
+            lm.open_text(data, str(where))
+        assert str(error.value).startswith(f"the run was trained on text that is in {str(where)!r}; leave --data out")
+    lm.open_text(data, str(write_stories(tmp_path / "new.txt", stories=20, seed=6)))
+
+
+def test_more_stories_of_the_same_seed_are_text_that_the_run_was_trained_on(corpus, tmp_path):
+    data = lm.Data.of(tiny(corpus))
+    make_corpus(tmp_path / "more", stories=50)
+    with pytest.raises(ValueError, match="the run was trained on text that is in"):
+        lm.open_text(data, str(tmp_path / "more"))
+    make_corpus(tmp_path / "new", stories=50, seed=1)
+    assert lm.open_text(data, str(tmp_path / "new")).name == "new"
+
+
+def test_a_file_that_was_all_held_out_is_not_text_that_the_run_was_trained_on(tmp_path):
+    learned, kept = (write_stories(tmp_path / f"{name}.txt", 20, seed) for name, seed in (("learned", 5), ("kept", 6)))
+    prepare([TextFile(learned, "train"), TextFile(kept, "validation")], Bytes(), tmp_path / "corpus", workers=1)
+    corpus = Corpus.open(tmp_path / "corpus")
+    data = lm.Data.of(tiny(corpus))
+    assert lm.open_text(data, str(kept)).tokens.tolist() == corpus.validation.tolist()
+    with pytest.raises(ValueError, match="the run was trained on text"):
+        lm.open_text(data, str(learned))
+
+
 def test_a_name_is_looked_for_in_data_and_beside_the_corpus_of_the_run(run, corpus, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     data = lm.Data.of(open_run(run, "cpu").config)

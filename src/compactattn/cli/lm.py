@@ -256,6 +256,8 @@ def evaluate_and_show(folder: Path, device: str, data: str = "", by_position: bo
     counts = f"{row['tokens']:,}", f"{row['samples']:,}"
     table.add_row(row["split"], f"{row['loss']:.4f}", f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.4f}", *counts)
     console().print(table)
+    if data and row["split"] == OWN:
+        print(f"\n{data} is the corpus of the run, which is judged on the documents that were held out.")
     if by_position:
         print()
         console().print(tabulate_positions(row["by_position"]))

@@ -8,7 +8,7 @@ step, as in the paper.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from compactattn.data.batches import Batch
 from compactattn.data.corpus import Corpus, fixed_windows
 from compactattn.data.draws import Array
 from compactattn.data.preparation import META, RANKS, encode_block
-from compactattn.data.sources import open_sources
+from compactattn.data.sources import identify, open_sources
 from compactattn.data.tokenizers import Tokenizer, check_ids, load_tokenizer
 from compactattn.evaluation.loss_by_position import evaluate_positions
 from compactattn.experiments.runs import find_best, open_run, read_data, read_evaluation, write_evaluation
@@ -90,6 +90,19 @@ class Data:
             raise ValueError(
                 f"the tokens in {str(corpus.folder)!r} are of tokenizer {made['name']!r} ({made['sha256'][:8]}…), those of the"
                 f" run of {self.tokenizer!r} ({self.tokenizer_hash[:8]}…); prepare the text with --tokenizer {self.tokenizer}"
+            )
+
+    def require_unseen(self, path: Path, sources: Sequence[Mapping[str, Any]]) -> None:
+        """Raises a ValueError where the run was trained on one of these sources, as far as the record of its corpus tells."""
+        try:
+            own = self.open().meta["sources"]
+        except ValueError:  # the corpus is gone, and with it the record
+            return
+        learned = [identify(source) for source in own if source["split"] != OWN]
+        if any(identify(source) in learned for source in sources):
+            raise ValueError(
+                f"the run was trained on text that is in {str(path)!r}; leave --data out, and it is judged on the documents"
+                " that were held out"
             )
 
     def load_tokenizer(self) -> Tokenizer:
@@ -262,7 +275,8 @@ class Text(NamedTuple):
 def open_text(data: Data, where: str = "") -> Text:
     """The validation split of the run's own corpus, all documents of another one, or those of a text file.
 
-    `where` is a folder, a file, or the name of a folder in data/ or beside the run's corpus.
+    `where` is a folder, a file, or the name of a folder in data/ or beside the run's corpus. A ValueError says where it holds
+    what the run was trained on.
     """
     if not where:
         return Text(OWN, data.open().validation)
@@ -272,10 +286,12 @@ def open_text(data: Data, where: str = "") -> Text:
         data.require_tokenizer(corpus)
         if data.is_of(corpus):
             return Text(OWN, corpus.validation)
+        data.require_unseen(path, corpus.meta["sources"])
         parts = [part for part in (corpus.train, corpus.validation) if len(part)]
         tokens = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, "<u2"), *parts])
     else:
         (source,), tokenizer = open_sources([path]), data.load_tokenizer()
+        data.require_unseen(path, [source.describe()])
         blocks = [encode_block(source, block, tokenizer).tokens for block in source.blocks()]
         tokens = np.concatenate([np.empty(0, "<u2"), *blocks])
     if not len(tokens):

@@ -81,12 +81,44 @@ def test_what_was_asked_for_takes_the_place_of_the_presets_own(corpus):
     assert (other.training.final_rate, other.data["length"]) == (5e-5, 64)
     assert configure(model="transformer", length=64).model.longest == 64
     assert configure("paper", length=64).training.accumulation == 16
+    assert configure("paper", length=64, batch=100, accumulation=2).training.accumulation == 2
 
 
-def test_processes_share_the_papers_batch(corpus, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    config = commands.configure(Corpus.open(corpus), "paper", "mosaic", "gaussian", 1, 0, 64, {}, {"device": "cpu"})
-    assert (config.training.batch, config.training.accumulation) == (512, 2)
+@pytest.mark.parametrize(
+    ("batch", "processes", "parts"),
+    [
+        (512, 1, 16),
+        (512, 8, 2),
+        (32, 1, 1),
+        (33, 1, 3),
+        (100, 1, 4),
+        (100, 2, 2),
+        (48, 2, 1),
+        (37, 1, 37),
+        (1, 1, 1),
+        (1, 2, 1),
+    ],
+)
+def test_a_micro_batch_holds_at_most_32_windows_and_no_fewer_than_it_must(batch, processes, parts, corpus, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    for preset in ("gpu-short", "paper"):
+        given = {"device": "cpu", "batch": batch}
+        config = commands.configure(Corpus.open(corpus), preset, "mosaic", "gaussian", 1, 0, 64, {}, given)
+        assert (config.training.batch, config.training.accumulation) == (batch, parts)
+
+
+def test_a_graph_is_recorded_where_there_is_one_micro_batch(corpus, monkeypatch):
+    monkeypatch.setattr(commands, "fit_to_machine", lambda config, device: config)
+
+    def configure(**training):
+        return commands.configure(Corpus.open(corpus), "gpu-short", "mosaic", "gaussian", 1, 0, 64, {}, training).training.graph
+
+    assert configure()
+    assert not configure(batch=64)
+    assert not configure(accumulation=2)
+    assert configure(batch=64, accumulation=1)
+    assert not configure(graph=False)
+    assert configure(batch=64, graph=True)  # which training then refuses, with a sentence
 
 
 def test_evaluate_shows_the_loss_and_its_curve(run, tmp_path, capsys):

@@ -13,14 +13,15 @@ from tests.experiments.lm_examples import LENGTH, make_corpus, prepare_file, tin
 from torch.nn.functional import cross_entropy
 
 from compactattn.data.corpus import Corpus
-from compactattn.data.preparation import prepare
-from compactattn.data.sources import TextFile
+from compactattn.data.preparation import META, prepare
+from compactattn.data.sources import TextFile, hash_file
 from compactattn.data.tokenizers import Bytes, load_tokenizer
 from compactattn.experiments import language_modelling as lm
 from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.experiments.storytelling import Teller, Wish
 from compactattn.experiments.sweep import Job, finish
 from compactattn.models.generation import Sampling
+from compactattn.models.language_model import build
 from compactattn.training import checkpoint
 from compactattn.training.config import RunConfig, RunError, vary
 from compactattn.training.loop import Loop
@@ -89,6 +90,26 @@ def test_rates_are_those_of_the_papers_table(layers, kernel, rates, long_corpus)
     assert lm.paper(long_corpus, "transformer", layers=layers).training.rate == 1e-3
 
 
+@pytest.mark.parametrize("model", ["mosaic", "transformer"])
+@pytest.mark.parametrize(
+    ("preset", "dropout", "settings"),
+    [("cpu-quick", 0.0, ("fp32", "none", False)), ("gpu-short", 0.05, ("bf16", "parts", True)),
+     ("paper", 0.05, ("bf16", "parts", False))],
+)  # fmt: skip
+def test_dropout_precision_and_compilation_of_a_preset_are_those_of_the_help(preset, dropout, settings, model, long_corpus):
+    config = lm.PRESETS[preset](long_corpus, model)
+    assert config.model.dropout == dropout
+    assert (config.training.precision, config.training.compile, config.training.graph) == settings
+
+
+@pytest.mark.parametrize("model", ["mosaic", "transformer"])
+def test_a_model_of_a_preset_drops_in_training(model, long_corpus):
+    config = vary(lm.gpu_short(long_corpus, model, layers=1), model={"width": 16, "heads": 2, "slots": 8})
+    built, text = build(config.model), torch.arange(40)[None]
+    assert not torch.equal(built.train()(text), built(text))
+    assert torch.equal(built.eval()(text), built(text))
+
+
 def test_a_shorter_run_warms_up_for_at_most_a_tenth():
     assert [lm.choose_warmup(steps) for steps in (1, 10, 2000, 20_000, 80_000)] == [0, 1, 200, 2000, 2000]
 
@@ -124,6 +145,16 @@ def test_a_corpus_that_cannot_serve_is_refused_before_training(corpus, tmp_path)
 
 
 # -- training ------------------------------------------------------------------------------------
+
+
+def test_the_seed_of_a_run_chooses_its_windows(corpus, tmp_path, monkeypatch):
+    streams = []
+    monkeypatch.setattr(lm, "train", lambda config, model, stream, *_, **__: streams.append(stream))
+    for seed in (0, 0, 1):
+        lm.run(replace(tiny(corpus), seed=seed), tmp_path, show_progress=False)
+    first, again, other = (stream.batch(0, 16).inputs for stream in streams)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_a_killed_run_goes_on_with_the_same_windows_and_losses(corpus, tmp_path, monkeypatch):
@@ -166,13 +197,20 @@ def test_a_run_whose_corpus_has_moved_goes_on_once_its_config_says_where(corpus,
     assert lm.evaluate_run(tmp_path / "run", device="cpu")["split"] == "validation"
 
 
-def test_an_id_out_of_range_is_found_before_training(corpus, tmp_path):
-    shutil.copytree(corpus.folder, tmp_path / "damaged")
-    ids = np.fromfile(tmp_path / "damaged/train.bin", "<u2")
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_an_id_out_of_range_is_found_before_training(split, corpus, tmp_path):
+    folder, path = tmp_path / "wrong", tmp_path / "wrong" / f"{split}.bin"
+    shutil.copytree(corpus.folder, folder)
+    ids = np.fromfile(path, "<u2")
     ids[7] = 400
-    ids.tofile(tmp_path / "damaged/train.bin")
-    with pytest.raises(ValueError, match=r"train\.bin' is not as it was prepared"):
-        lm.run(tiny(Corpus.open(tmp_path / "damaged")), tmp_path / "run", show_progress=False)
+    ids.tofile(path)
+    with pytest.raises(ValueError, match=rf"{split}\.bin' is not as it was prepared: its checksum"):
+        lm.run(tiny(Corpus.open(folder)), tmp_path / "run", show_progress=False)
+    meta = json.loads((folder / META).read_text())
+    meta["splits"][split]["sha256"] = hash_file(path)
+    (folder / META).write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match=rf"{split}\.bin' is not as it was prepared: it holds id 400"):
+        lm.run(tiny(Corpus.open(folder)), tmp_path / "run", show_progress=False)
     assert not (tmp_path / "run").exists()
 
 

@@ -98,17 +98,18 @@ def train_lm(
         steps: Updates of the weights, if other than the preset's; the warm-up is at most a tenth of them.
         batch: Windows in an update, over all processes.
         length: Tokens of a window.
-        rate: The highest learning rate; by default that of the paper for this depth and kernel.
-        final_rate: The learning rate of the last step.
-        dropout: Of the weights of attention, and of what each block adds.
+        rate: The highest learning rate; by default that of the paper for this depth and kernel, or 5e-3 for cpu-quick.
+        final_rate: The learning rate of the last step; by default the paper's too, or 5e-4 for cpu-quick.
+        dropout: Of the weights of attention, and of what each block adds; 0.05 if not given, 0 for cpu-quick.
         width: Of the model.
         heads: Of each block.
         keep: The weights that are tested and tell stories: those of the lowest validation loss (best), or of the last step, as
             in the paper.
-        precision: bf16 runs matrix products in bfloat16 under autocast.
-        accumulation: Micro-batches in an update, on each process; by default as many as hold 32 windows each.
-        compile: torch.compile for what surrounds attention (parts) or for everything (whole).
-        graph: Replay updates as a CUDA graph; for one process and one micro-batch.
+        precision: bf16 runs matrix products in bfloat16 under autocast, as all presets but cpu-quick do.
+        accumulation: Micro-batches in an update, on each process; by default the fewest that hold at most 32 windows each.
+        compile: torch.compile for what surrounds attention (parts) or for everything (whole); by default parts on a GPU, none
+            for cpu-quick.
+        graph: Replay updates as a CUDA graph, as gpu-short does; for one process and one micro-batch.
         device: auto, cpu, cuda or cuda:1.
         out: The run's folder; by default runs/lm/CORPUS-MODEL-KERNEL-LAYERS-SEED.
         evaluate: Test the model on the validation split.
@@ -206,18 +207,20 @@ def configure(
         config = language_modelling.PRESETS[preset](corpus, model, kernel, **depth, **windows)
         config = fit_to_machine(config, asked.get("device", "auto"))
         steps, batch = asked.get("steps", config.training.steps), asked.get("batch", config.training.batch)
-        usual = {"warmup": language_modelling.choose_warmup(steps), "accumulation": share(config, batch)}
+        parts = asked.get("accumulation", share(batch))
+        usual = {
+            "warmup": language_modelling.choose_warmup(steps), "accumulation": parts,
+            "graph": config.training.graph and parts == 1,
+        }  # fmt: skip
         return vary(config, seed=seed, model=size, training={**usual, **asked})
     except ValueError as error:
         raise UsageError(str(error)) from error
 
 
-def share(config: RunConfig, batch: int) -> int:
-    """Micro-batches of 32 windows, where the preset has several and the processes can share them equally."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if config.training.accumulation == 1 or batch % (TOGETHER * processes):
-        return 1
-    return batch // (TOGETHER * processes)
+def share(batch: int) -> int:
+    """The fewest equal micro-batches of a process's share that hold at most 32 windows each."""
+    own = batch // int(os.environ.get("WORLD_SIZE", "1"))  # training refuses a batch that does not divide
+    return next((parts for parts in range(1, own) if own % parts == 0 and own // parts <= TOGETHER), max(own, 1))
 
 
 def read_variant(name: str) -> tuple[str, str]:

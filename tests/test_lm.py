@@ -199,14 +199,32 @@ def test_a_sweep_trains_each_kernel_once_and_leaves_a_report(corpus, tmp_path, m
         return commands.vary(tiny(*given, **{**more, "length": 24}), model={"width": 16, "heads": 2}, training={"batch": 4})
 
     monkeypatch.setitem(commands.language_modelling.PRESETS, "cpu-quick", smaller)
+    text, out = write_stories(tmp_path / "book.txt"), tmp_path / "out"
     command = ["sweep", "lm", "--data", str(corpus), "--kernels", "gaussian,triweight,entmax43,transformer", "--layers", "1"]
-    cli.main([*command, "--steps", "4", "--samples", "5", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)])
+    command += ["--steps", "4", "--samples", "5", "--jobs", "1", "--device", "cpu", "--out", str(out)]
+    for wrong, words in (
+        (corpus, "is the corpus of the runs themselves"),
+        (f"validation={text}", "would go by the name 'validation'"),
+        (f"{text},book={text}", "would go by the name 'book'"),
+        ("nowhere", "--ood nowhere: 'nowhere' is neither a prepared corpus nor a text file"),
+    ):
+        assert words in refuse(capsys, *command, "--ood", wrong)
+    assert not out.exists()
+    cli.main([*command, "--ood", f"far={text},{text}"])
     names = [f"stories-{name}-1-0" for name in ("mosaic-gaussian", "mosaic-triweight", "transformer-gaussian")]
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith(" stories-")] == names
-    assert {path.name for path in tmp_path.iterdir()} == {*names, "report"}
-    page = (tmp_path / "report" / "index.html").read_text()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(" stories-")] == names
+    assert {path.name for path in out.iterdir()} == {*names, "report"}
+    page = (out / "report" / "index.html").read_text()
     assert "4/3-entmax" in page
     assert "What context is worth" in page
+    for name in names:
+        losses = {row["split"]: row["loss"] for row in read_evaluation(out / name)}
+        assert set(losses) == {"validation", "book", "far"}
+        assert losses["book"] == losses["far"]
+        shown = next(line.split() for line in lines if line.startswith(f" {name}"))
+        assert shown[-2:] == [f"{losses['far']:.4f}"] * 2
+        assert f"{losses['far']:.3f}" in page
 
 
 def test_resume_goes_on_with_the_same_text(run, capsys):

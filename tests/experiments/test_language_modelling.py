@@ -288,7 +288,7 @@ def test_text_that_the_run_was_trained_on_is_refused_as_a_file_and_prepared_othe
     for where in (path.rename(tmp_path / "renamed.txt"), other):
         with pytest.raises(ValueError) as error:
             lm.open_text(data, str(where))
-        assert str(error.value).startswith(f"the run was trained on text that is in {str(where)!r}; leave --data out")
+        assert str(error.value).startswith(f"the run was trained on text that is in {str(where)!r}; name another text, or none")
     lm.open_text(data, str(write_stories(tmp_path / "new.txt", stories=20, seed=6)))
 
 
@@ -377,6 +377,22 @@ def test_a_trained_run_is_evaluated_once(corpus, tmp_path):
     assert (job.folder / "evaluation.jsonl").stat().st_mtime_ns == written
     finish(job._replace(samples=8))
     assert read_evaluation(job.folder)[0]["samples"] == 8
+
+
+def test_a_trained_run_is_evaluated_on_other_texts_again_where_they_have_changed(corpus, run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    path = write_stories(tmp_path / "others.txt")
+
+    def complete(samples=5):
+        lm.complete_evaluation(tiny(corpus), tmp_path / "run", samples, "cpu", texts={"near": str(path)})
+        rows = {row["split"]: row for row in read_evaluation(tmp_path / "run")}
+        return rows["near"], (tmp_path / "run/evaluation.jsonl").stat().st_mtime_ns
+
+    first, written = complete()
+    assert first["loss"] == lm.evaluate_run(run, str(path), 5, "cpu")["loss"]
+    assert complete(3) == complete() == (first, written)
+    write_stories(path, seed=6)
+    assert complete()[0]["checksum"] != first["checksum"]
 
 
 # -- stories and words ---------------------------------------------------------------------------

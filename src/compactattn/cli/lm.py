@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ from compactattn.cli.work import (
     has_gpu,
     progress,
     split_kernels,
+    split_names,
     train_and_show,
 )
 from compactattn.data.cache import cache_folder
@@ -31,7 +33,7 @@ from compactattn.data.preparation import META, prepare
 from compactattn.data.stories import Stories
 from compactattn.data.tokenizers import load_tokenizer
 from compactattn.experiments import language_modelling
-from compactattn.experiments.language_modelling import OWN, TOGETHER, Model
+from compactattn.experiments.language_modelling import OWN, TOGETHER, Data, Model
 from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.storytelling import SAMPLING, Teller, Wish, save_stories
 from compactattn.experiments.sweep import Job
@@ -134,6 +136,7 @@ def sweep_lm(
     seeds: int = 1,
     preset: Preset = "cpu-quick",
     steps: int | None = None,
+    ood: str = "",
     device: str = "auto",
     samples: int = 1000,
     jobs: int = 0,
@@ -142,6 +145,8 @@ def sweep_lm(
     """Train a model for every kernel and seed on the same text, and write one report.
 
     compactattn sweep lm --kernels "gaussian,triweight,relumax(r=2),transformer"
+
+    compactattn sweep lm --data data/stories --ood simplewiki=data/simplewiki,book.txt
 
     What is finished is not done again: after Ctrl-C the same command goes on. "transformer" among the kernels is the GPT-2
     transformer with learned positions.
@@ -153,8 +158,10 @@ def sweep_lm(
         seeds: How many, counted from 0.
         preset: cpu-quick, gpu-short or paper; see `compactattn train lm --help`.
         steps: Updates of the weights, if other than the preset's.
+        ood: Other texts that each model is tested on, out of its distribution: prepared corpora or text files, separated by
+            commas, each with a name of your own before "=" if you like.
         device: auto, cpu, cuda or cuda:1.
-        samples: Windows of the validation split that each model is tested on, at most.
+        samples: Windows of the validation split, and of each other text, that each model is tested on, at most.
         jobs: Runs side by side; 0 is one on a GPU and one for each core on a CPU.
         out: Folder of the runs; the report goes to its subfolder report.
     """
@@ -165,8 +172,9 @@ def sweep_lm(
         for seed in range(seeds)
         for variant in variants
     ]
+    evaluate = partial(language_modelling.complete_evaluation, texts=read_texts(ood, Data.of(configs[0])))
     prepare_folder(out)
-    todo = [Job(config, out / name_run(config), samples, device) for config in configs]
+    todo = [Job(config, out / name_run(config), samples, device, evaluate) for config in configs]
     finish_sweep(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)), out, print_sweep)
 
 
@@ -228,6 +236,25 @@ def read_variant(name: str) -> tuple[str, str]:
     return ("transformer", "gaussian") if name == "transformer" else ("mosaic", name)
 
 
+def read_texts(ood: str, data: Data) -> dict[str, str]:
+    """Where each text of "simplewiki=data/simplewiki,book.txt" lies, by its name; all are read before hours are spent."""
+    texts: dict[str, str] = {}
+    for asked in split_names(ood):
+        first, named, rest = asked.partition("=")
+        where = rest if named else first
+        try:
+            text = language_modelling.open_text(data, where)
+            language_modelling.spread_windows(text.tokens, data.length, 1)
+        except ValueError as error:
+            raise UsageError(f"--ood {asked}: {error}") from error
+        name = first if named else text.name
+        if OWN in (name, text.name) or not name or name in texts:
+            why = "is the corpus of the runs themselves" if text.name == OWN else f"would go by the name {name!r}"
+            raise UsageError(f"--ood {asked} {why}; each other text needs a name of its own, as in simplewiki=data/simplewiki")
+        texts[name] = where
+    return texts
+
+
 def describe(config: RunConfig) -> str:
     model, data = config.model, config.data
     size = f"{model.layers} {'layer' if model.layers == 1 else 'layers'}, width {model.width}"
@@ -284,12 +311,15 @@ def tabulate_positions(curve: Mapping[str, Sequence[Any]]) -> Table:
 
 
 def print_sweep(todo: Sequence[Job]) -> None:
-    """The loss of every run on the validation split."""
-    table = Table("run", "validation loss", "perplexity", "bits per byte", "best step", box=box.SIMPLE_HEAD, show_edge=False)
-    for job in todo:
-        row = next(row for row in read_evaluation(job.folder) if row["split"] == OWN)
+    """The loss of every run on the validation split, and on the other texts that it has been tested on."""
+    found = [{row["split"]: row for row in read_evaluation(job.folder)} for job in todo]
+    others = sorted({name for rows in found for name in rows} - {OWN})
+    header = "run", "validation loss", "perplexity", "bits per byte", "best step", *(f"{name} loss" for name in others)
+    table = Table(*header, box=box.SIMPLE_HEAD, show_edge=False)
+    for job, rows in zip(todo, found, strict=True):
+        row = rows[OWN]
         numbers = f"{row['loss']:.4f}", f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.4f}", str(row["step"])
-        table.add_row(job.folder.name, *numbers)
+        table.add_row(job.folder.name, *numbers, *(f"{rows[name]['loss']:.4f}" if name in rows else "–" for name in others))
     console().print(table)
 
 

@@ -101,8 +101,8 @@ class Data:
         learned = [identify(source) for source in own if source["split"] != OWN]
         if any(identify(source) in learned for source in sources):
             raise ValueError(
-                f"the run was trained on text that is in {str(path)!r}; leave --data out, and it is judged on the documents"
-                " that were held out"
+                f"the run was trained on text that is in {str(path)!r}; name another text, or none for the documents that were"
+                " held out"
             )
 
     def load_tokenizer(self) -> Tokenizer:
@@ -359,11 +359,16 @@ def _hash(windows: Batch) -> str:
     return hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest()
 
 
-def complete_evaluation(config: RunConfig, folder: Path, samples: int, device: str = "auto") -> None:
-    """Evaluates a trained run on its validation split where it has not been on that many windows, or on all there are."""
-    data = Data.of(config)
-    wanted = len(spread_windows(data.open().validation, data.length, samples).inputs)
-    step = step_of(find_best(folder))
-    done = (row for row in read_evaluation(folder) if row.get("split") == OWN and row["step"] == step)
-    if not any(row["samples"] >= wanted for row in done):
-        evaluate_run(folder, samples=samples, device=device)
+def complete_evaluation(
+    config: RunConfig, folder: Path, samples: int, device: str = "auto", texts: Mapping[str, str] = {}
+) -> None:
+    """Evaluates a trained run on its validation split, and on other texts by name, where it has not been on these windows.
+
+    A line on more windows of the same name will do.
+    """
+    data, step = Data.of(config), step_of(find_best(folder))
+    done = {row.get("split"): row for row in read_evaluation(folder) if row["step"] == step}
+    for name, where in {OWN: "", **texts}.items():
+        windows, row = spread_windows(open_text(data, where).tokens, data.length, samples), done.get(name)
+        if row is None or (row["samples"] <= len(windows.inputs) and row.get("checksum") != _hash(windows)):
+            evaluate_run(folder, where, samples, device, name=name)

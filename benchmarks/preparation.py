@@ -27,7 +27,7 @@ MEGABYTE = 1e6
 
 
 def prepare_once(text: Path, tokenizer: Tokenizer) -> tuple[float, dict[str, Any]]:
-    """Milliseconds of one core, and what meta.json holds. A thread reads, another makes tokens: where they overlap, both count."""
+    """Milliseconds of one core, and what meta.json holds. One thread reads and one makes tokens: at once, they count twice."""
     with tempfile.TemporaryDirectory() as folder:
         wall, busy = time.perf_counter(), time.process_time()
         meta = prepare(open_sources([text]), tokenizer, folder, workers=1)

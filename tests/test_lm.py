@@ -11,6 +11,8 @@ from tests.experiments.lm_examples import make_corpus, write_stories
 
 from compactattn import cli
 from compactattn.cli import lm as commands
+from compactattn.data import corpus as corpora
+from compactattn.data import grammar, preparation
 from compactattn.data.corpus import Corpus
 from compactattn.data.tokenizers import Bytes
 from compactattn.experiments.runs import open_run, read_evaluation
@@ -65,6 +67,24 @@ def test_with_no_data_the_built_in_stories_are_prepared_and_said_so(tmp_path, mo
     assert [line["step"] for line in read_metrics(folder) if "validation" in line] == [10]
     cli.main(["train", "lm", *TINY, "--steps", "2", "--seed", "1", "--no-evaluate"])
     assert "No --data: the built-in stories in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("module", [preparation, grammar])
+def test_built_in_stories_of_another_version_are_made_anew_and_the_old_ones_stay(module, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COMPACTATTN_CACHE", str(tmp_path))
+    monkeypatch.setattr(commands, "DEMO_STORIES", 30)
+    first = commands.open_corpus(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "VERSION", 99)
+        patch.setattr(commands, "VERSION", preparation.VERSION)
+        patch.setattr(corpora, "VERSION", preparation.VERSION)
+        second = commands.open_corpus(None)
+        said = capsys.readouterr().out.splitlines()
+        assert [line.startswith("No --data: 30 built-in stories go to") for line in said] == [True, True]
+        assert (second.meta["version"], second.meta["sources"][0]["grammar"]) == (preparation.VERSION, grammar.VERSION)
+        assert second.folder.name == first.folder.name == "demo-stories"
+    again = commands.open_corpus(None)
+    assert (again.folder, again.meta) == (first.folder, first.meta)
 
 
 def test_what_was_asked_for_takes_the_place_of_the_presets_own(corpus):

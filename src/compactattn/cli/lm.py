@@ -27,9 +27,10 @@ from compactattn.cli.work import (
     split_names,
     train_and_show,
 )
+from compactattn.data import grammar
 from compactattn.data.cache import cache_folder
 from compactattn.data.corpus import Corpus
-from compactattn.data.preparation import META, prepare
+from compactattn.data.preparation import META, VERSION, prepare
 from compactattn.data.stories import Stories
 from compactattn.data.tokenizers import load_tokenizer
 from compactattn.experiments import language_modelling
@@ -190,7 +191,8 @@ def open_corpus(folder: Path | None) -> Corpus:
 
 
 def prepare_demo() -> Path:
-    folder = cache_folder() / "demo-stories"
+    """Where the built-in stories are. Those of another version lie elsewhere, where the runs that learnt them find them."""
+    folder = cache_folder() / f"stories-{VERSION}.{grammar.VERSION}-{DEMO_STORIES}" / "demo-stories"
     if not (folder / META).is_file():
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError("several processes need a corpus that is there already; prepare one and name it with --data")

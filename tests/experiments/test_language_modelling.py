@@ -240,7 +240,9 @@ def test_windows_of_a_text_never_share_a_token_that_counts(most):
 
 
 def test_a_row_holds_loss_bits_and_the_curve_of_the_weights_that_are_kept(run, corpus):
-    row = lm.evaluate_run(run, device="cpu", samples=10)
+    told = []
+    row = lm.evaluate_run(run, device="cpu", samples=10, progress=lambda *counts: told.append(counts))
+    assert told[-1] == (10, 10)
     assert row in read_evaluation(run)
     assert (row["task"], row["split"], row["samples"], row["tokens"]) == ("lm", "validation", 10, 10 * LENGTH)
     assert row["by_position"]["edges"] == list(range(LENGTH + 1))

@@ -106,8 +106,8 @@ def train_lm(
         dropout: Of the weights of attention, and of what each block adds; 0.05 if not given, 0 for cpu-quick.
         width: Of the model.
         heads: Of each block.
-        keep: The weights that are tested and tell stories: those of the lowest validation loss (best), or of the last step, as
-            in the paper.
+        keep: Which weights are tested and tell stories: those of the lowest validation loss (best, if not given), or of the
+            last step, as in the paper.
         precision: bf16 runs matrix products in bfloat16 under autocast, as all presets but cpu-quick do.
         accumulation: Micro-batches in an update, on each process; by default the fewest that hold at most 32 windows each.
         compile: torch.compile for what surrounds attention (parts) or for everything (whole); by default parts on a GPU, none
@@ -127,6 +127,8 @@ def train_lm(
         with torch.device("meta"):
             print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
     train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
+    if evaluate and leads():
+        print(f'      compactattn generate {folder} --prompt "Once upon a time"')
 
 
 @sweep.command(name="lm")
@@ -278,9 +280,9 @@ def evaluate_and_show(folder: Path, device: str, data: str = "", by_position: bo
     """The loss on a text, printed and kept."""
     require_counts(samples=(samples, 1))
     with progress() as bar:
-        task = bar.add_task("evaluating")
+        task = bar.add_task("evaluating", total=None)
         row = language_modelling.evaluate_run(
-            folder, data, samples, device, lambda done, total: bar.update(task, completed=done, total=total or None)
+            folder, data, samples, device, lambda done, total: bar.update(task, completed=done, total=total)
         )
     table = Table(
         "text", "loss, nats", "perplexity", "bits per byte", "tokens", "windows", box=box.SIMPLE_HEAD, show_edge=False

@@ -322,8 +322,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """The loss of a run on at most `samples` windows of a text, by position: the line that evaluation.jsonl keeps of it.
 
-    The weights are those of the lowest validation loss, or the last ones (`training.keep`). `name` stands for
-    the text in that line, if other than its own.
+    The weights are those of the lowest validation loss, or the last ones (`training.keep`). `progress` is called with the
+    windows done and those in all. `name` stands for the text in that line, if other than its own.
     """
     trained = open_run(folder, device)
     try:
@@ -336,8 +336,9 @@ def evaluate_run(
             text_bytes = count_bytes(tokenizer, windows.targets.numpy())
     except ValueError as error:
         raise RunError(str(error)) from error
+    tell = None if progress is None else lambda done, _: progress(done, len(windows.inputs))
     with trained.evaluating():
-        found = evaluate_positions(trained.model, [windows], progress=progress)
+        found = evaluate_positions(trained.model, [windows], progress=tell)
     row = found.to_row(
         task=NAME, split=name or text.name, bits_per_byte=found.bits_per_byte(text_bytes), text_bytes=text_bytes,
         tokenizer=tokenizer.name, checksum=_hash(windows),

@@ -46,9 +46,10 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.mixers
+	$(BIN)/python -m benchmarks.preparation
 	$(BIN)/python -m benchmarks.report
 
-# times the fused kernels beside their peers; each bench stops by itself after its --minutes, 25 in all
+# times the fused kernels beside their peers; each bench stops by itself after its --minutes, 35 in all
 bench-gpu: $(STAMP)
 	$(INSTALL) ".[gpu]"
 	$(BIN)/compactattn bench attention

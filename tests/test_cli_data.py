@@ -6,7 +6,7 @@ import pytest
 from tests.data.text_examples import use_tiny_ranks, write_json_lines, write_text
 
 from compactattn import cli
-from compactattn.data import babistories
+from compactattn.data import babistories, grammar, preparation
 from compactattn.data.corpus import Corpus
 from compactattn.data.stories import tell_stories
 
@@ -39,6 +39,19 @@ def test_demo_stories_need_nothing(tmp_path, capsys, monkeypatch):
     cli.main(["data", "demo-stories", "--stories", "100", "--seed", "7"])
     assert "Nothing to do: the corpus is there already." in capsys.readouterr().out
     assert "made otherwise (sources differ)" in fail(capsys, "data", "demo-stories", "--stories", "50")
+
+
+def test_a_corpus_of_an_older_version_is_refused_not_misread(tmp_path, capsys, monkeypatch):
+    command = ["data", "demo-stories", "--stories", "40", "--out", str(tmp_path)]
+    cli.main(command)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    for module, what in ((preparation, "version"), (grammar, "sources")):
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "VERSION", 99)
+            assert f"holds a corpus made otherwise ({what} differ); delete it, or choose" in fail(capsys, *command)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "meta.json").write_text("{")
+    assert "meta.json' is damaged" in fail(capsys, *command)
 
 
 def test_text_of_several_files_and_formats_becomes_one_corpus(tmp_path, monkeypatch):

@@ -16,6 +16,8 @@ from tests.experiments.lm_examples import make_corpus, write_stories
 
 from compactattn import cli
 from compactattn.cli import lm as commands
+from compactattn.data import corpus as corpora
+from compactattn.data import grammar, preparation
 from compactattn.data.corpus import Corpus
 from compactattn.data.tokenizers import Bytes
 from compactattn.experiments.runs import open_run, read_evaluation
@@ -73,6 +75,24 @@ def test_with_no_data_the_built_in_stories_are_prepared_and_said_so(tmp_path, mo
     assert "No --data: the built-in stories in" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("module", [preparation, grammar])
+def test_built_in_stories_of_another_version_are_made_anew_and_the_old_ones_stay(module, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COMPACTATTN_CACHE", str(tmp_path))
+    monkeypatch.setattr(commands, "DEMO_STORIES", 30)
+    first = commands.open_corpus(None)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "VERSION", 99)
+        patch.setattr(commands, "VERSION", preparation.VERSION)
+        patch.setattr(corpora, "VERSION", preparation.VERSION)
+        second = commands.open_corpus(None)
+        said = capsys.readouterr().out.splitlines()
+        assert [line.startswith("No --data: 30 built-in stories go to") for line in said] == [True, True]
+        assert (second.meta["version"], second.meta["sources"][0]["grammar"]) == (preparation.VERSION, grammar.VERSION)
+        assert second.folder.name == first.folder.name == "demo-stories"
+    again = commands.open_corpus(None)
+    assert (again.folder, again.meta) == (first.folder, first.meta)
+
+
 def test_what_was_asked_for_takes_the_place_of_the_presets_own(corpus):
     opened = Corpus.open(corpus)
 
@@ -87,12 +107,44 @@ def test_what_was_asked_for_takes_the_place_of_the_presets_own(corpus):
     assert (other.training.final_rate, other.data["length"]) == (5e-5, 64)
     assert configure(model="transformer", length=64).model.longest == 64
     assert configure("paper", length=64).training.accumulation == 16
+    assert configure("paper", length=64, batch=100, accumulation=2).training.accumulation == 2
 
 
-def test_processes_share_the_papers_batch(corpus, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "8")
-    config = commands.configure(Corpus.open(corpus), "paper", "mosaic", "gaussian", 1, 0, 64, {}, {"device": "cpu"})
-    assert (config.training.batch, config.training.accumulation) == (512, 2)
+@pytest.mark.parametrize(
+    ("batch", "processes", "parts"),
+    [
+        (512, 1, 16),
+        (512, 8, 2),
+        (32, 1, 1),
+        (33, 1, 3),
+        (100, 1, 4),
+        (100, 2, 2),
+        (48, 2, 1),
+        (37, 1, 37),
+        (1, 1, 1),
+        (1, 2, 1),
+    ],
+)
+def test_a_micro_batch_holds_at_most_32_windows_and_no_fewer_than_it_must(batch, processes, parts, corpus, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    for preset in ("gpu-short", "paper"):
+        given = {"device": "cpu", "batch": batch}
+        config = commands.configure(Corpus.open(corpus), preset, "mosaic", "gaussian", 1, 0, 64, {}, given)
+        assert (config.training.batch, config.training.accumulation) == (batch, parts)
+
+
+def test_a_graph_is_recorded_where_there_is_one_micro_batch(corpus, monkeypatch):
+    monkeypatch.setattr(commands, "fit_to_machine", lambda config, device: config)
+
+    def configure(**training):
+        return commands.configure(Corpus.open(corpus), "gpu-short", "mosaic", "gaussian", 1, 0, 64, {}, training).training.graph
+
+    assert configure()
+    assert not configure(batch=64)
+    assert not configure(accumulation=2)
+    assert configure(batch=64, accumulation=1)
+    assert not configure(graph=False)
+    assert configure(batch=64, graph=True)  # which training then refuses, with a sentence
 
 
 def test_evaluate_shows_the_loss_and_its_curve(run, tmp_path, capsys):
@@ -110,7 +162,16 @@ def test_evaluate_shows_the_loss_and_its_curve(run, tmp_path, capsys):
     )
     assert {len(line[-1]) for line in curve} >= {1, 41}  # the lowest and the highest
     cli.main(["evaluate", str(run), "--device", "cpu"])
-    assert "●" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "●" not in said
+    assert "held out" not in said
+
+
+def test_evaluate_on_the_corpus_of_the_run_says_that_only_the_held_out_documents_count(run, corpus, capsys):
+    cli.main(["evaluate", str(run), "--data", str(corpus), "--device", "cpu"])
+    said = capsys.readouterr().out
+    assert f"{corpus} is the corpus of the run, which is judged on the documents that were held out." in said
+    assert said.splitlines()[2].split()[0] == "validation"
 
 
 def test_generate_streams_a_story_and_keeps_it_on_request(run, capsys):
@@ -177,14 +238,32 @@ def test_a_sweep_trains_each_kernel_once_and_leaves_a_report(corpus, tmp_path, m
         return commands.vary(tiny(*given, **{**more, "length": 24}), model={"width": 16, "heads": 2}, training={"batch": 4})
 
     monkeypatch.setitem(commands.language_modelling.PRESETS, "cpu-quick", smaller)
+    text, out = write_stories(tmp_path / "book.txt"), tmp_path / "out"
     command = ["sweep", "lm", "--data", str(corpus), "--kernels", "gaussian,triweight,entmax43,transformer", "--layers", "1"]
-    cli.main([*command, "--steps", "4", "--samples", "5", "--jobs", "1", "--device", "cpu", "--out", str(tmp_path)])
+    command += ["--steps", "4", "--samples", "5", "--jobs", "1", "--device", "cpu", "--out", str(out)]
+    for wrong, words in (
+        (corpus, "is the corpus of the runs themselves"),
+        (f"validation={text}", "would go by the name 'validation'"),
+        (f"{text},book={text}", "would go by the name 'book'"),
+        ("nowhere", "--ood nowhere: 'nowhere' is neither a prepared corpus nor a text file"),
+    ):
+        assert words in refuse(capsys, *command, "--ood", wrong)
+    assert not out.exists()
+    cli.main([*command, "--ood", f"far={text},{text}"])
     names = [f"stories-{name}-1-0" for name in ("mosaic-gaussian", "mosaic-triweight", "transformer-gaussian")]
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith(" stories-")] == names
-    assert {path.name for path in tmp_path.iterdir()} == {*names, "report"}
-    page = (tmp_path / "report" / "index.html").read_text()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.startswith(" stories-")] == names
+    assert {path.name for path in out.iterdir()} == {*names, "report"}
+    page = (out / "report" / "index.html").read_text()
     assert "4/3-entmax" in page
     assert "What context is worth" in page
+    for name in names:
+        losses = {row["split"]: row["loss"] for row in read_evaluation(out / name)}
+        assert set(losses) == {"validation", "book", "far"}
+        assert losses["book"] == losses["far"]
+        shown = next(line.split() for line in lines if line.startswith(f" {name}"))
+        assert shown[-2:] == [f"{losses['far']:.4f}"] * 2
+        assert f"{losses['far']:.3f}" in page
 
 
 def test_resume_goes_on_with_the_same_text(run, capsys):

@@ -13,14 +13,15 @@ from tests.experiments.lm_examples import LENGTH, make_corpus, prepare_file, tin
 from torch.nn.functional import cross_entropy
 
 from compactattn.data.corpus import Corpus
-from compactattn.data.preparation import prepare
-from compactattn.data.sources import TextFile
+from compactattn.data.preparation import META, prepare
+from compactattn.data.sources import TextFile, hash_file
 from compactattn.data.tokenizers import Bytes, load_tokenizer
 from compactattn.experiments import language_modelling as lm
 from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.experiments.storytelling import Teller, Wish
 from compactattn.experiments.sweep import Job, finish
 from compactattn.models.generation import Sampling
+from compactattn.models.language_model import build
 from compactattn.training import checkpoint
 from compactattn.training.config import RunConfig, RunError, vary
 from compactattn.training.loop import Loop
@@ -89,6 +90,26 @@ def test_rates_are_those_of_the_papers_table(layers, kernel, rates, long_corpus)
     assert lm.paper(long_corpus, "transformer", layers=layers).training.rate == 1e-3
 
 
+@pytest.mark.parametrize("model", ["mosaic", "transformer"])
+@pytest.mark.parametrize(
+    ("preset", "dropout", "settings"),
+    [("cpu-quick", 0.0, ("fp32", "none", False)), ("gpu-short", 0.05, ("bf16", "parts", True)),
+     ("paper", 0.05, ("bf16", "parts", False))],
+)  # fmt: skip
+def test_dropout_precision_and_compilation_of_a_preset_are_those_of_the_help(preset, dropout, settings, model, long_corpus):
+    config = lm.PRESETS[preset](long_corpus, model)
+    assert config.model.dropout == dropout
+    assert (config.training.precision, config.training.compile, config.training.graph) == settings
+
+
+@pytest.mark.parametrize("model", ["mosaic", "transformer"])
+def test_a_model_of_a_preset_drops_in_training(model, long_corpus):
+    config = vary(lm.gpu_short(long_corpus, model, layers=1), model={"width": 16, "heads": 2, "slots": 8})
+    built, text = build(config.model), torch.arange(40)[None]
+    assert not torch.equal(built.train()(text), built(text))
+    assert torch.equal(built.eval()(text), built(text))
+
+
 def test_a_shorter_run_warms_up_for_at_most_a_tenth():
     assert [lm.choose_warmup(steps) for steps in (1, 10, 2000, 20_000, 80_000)] == [0, 1, 200, 2000, 2000]
 
@@ -124,6 +145,16 @@ def test_a_corpus_that_cannot_serve_is_refused_before_training(corpus, tmp_path)
 
 
 # -- training ------------------------------------------------------------------------------------
+
+
+def test_the_seed_of_a_run_chooses_its_windows(corpus, tmp_path, monkeypatch):
+    streams = []
+    monkeypatch.setattr(lm, "train", lambda config, model, stream, *_, **__: streams.append(stream))
+    for seed in (0, 0, 1):
+        lm.run(replace(tiny(corpus), seed=seed), tmp_path, show_progress=False)
+    first, again, other = (stream.batch(0, 16).inputs for stream in streams)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
 
 
 def test_a_killed_run_goes_on_with_the_same_windows_and_losses(corpus, tmp_path, monkeypatch):
@@ -166,13 +197,20 @@ def test_a_run_whose_corpus_has_moved_goes_on_once_its_config_says_where(corpus,
     assert lm.evaluate_run(tmp_path / "run", device="cpu")["split"] == "validation"
 
 
-def test_an_id_out_of_range_is_found_before_training(corpus, tmp_path):
-    shutil.copytree(corpus.folder, tmp_path / "damaged")
-    ids = np.fromfile(tmp_path / "damaged/train.bin", "<u2")
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_an_id_out_of_range_is_found_before_training(split, corpus, tmp_path):
+    folder, path = tmp_path / "wrong", tmp_path / "wrong" / f"{split}.bin"
+    shutil.copytree(corpus.folder, folder)
+    ids = np.fromfile(path, "<u2")
     ids[7] = 400
-    ids.tofile(tmp_path / "damaged/train.bin")
-    with pytest.raises(ValueError, match=r"train\.bin' is not as it was prepared"):
-        lm.run(tiny(Corpus.open(tmp_path / "damaged")), tmp_path / "run", show_progress=False)
+    ids.tofile(path)
+    with pytest.raises(ValueError, match=rf"{split}\.bin' is not as it was prepared: its checksum"):
+        lm.run(tiny(Corpus.open(folder)), tmp_path / "run", show_progress=False)
+    meta = json.loads((folder / META).read_text())
+    meta["splits"][split]["sha256"] = hash_file(path)
+    (folder / META).write_text(json.dumps(meta))
+    with pytest.raises(ValueError, match=rf"{split}\.bin' is not as it was prepared: it holds id 400"):
+        lm.run(tiny(Corpus.open(folder)), tmp_path / "run", show_progress=False)
     assert not (tmp_path / "run").exists()
 
 
@@ -202,7 +240,9 @@ def test_windows_of_a_text_never_share_a_token_that_counts(most):
 
 
 def test_a_row_holds_loss_bits_and_the_curve_of_the_weights_that_are_kept(run, corpus):
-    row = lm.evaluate_run(run, device="cpu", samples=10)
+    told = []
+    row = lm.evaluate_run(run, device="cpu", samples=10, progress=lambda *counts: told.append(counts))
+    assert told[-1] == (10, 10)
     assert row in read_evaluation(run)
     assert (row["task"], row["split"], row["samples"], row["tokens"]) == ("lm", "validation", 10, 10 * LENGTH)
     assert row["by_position"]["edges"] == list(range(LENGTH + 1))
@@ -239,6 +279,38 @@ def test_of_another_corpus_all_documents_are_read_and_of_the_own_one_the_held_ou
     shutil.copytree(corpus.folder, tmp_path / "copy")
     own = lm.open_text(data, str(tmp_path / "copy"))
     assert (own.name, own.tokens.tolist()) == ("validation", corpus.validation.tolist())
+
+
+@pytest.mark.parametrize("held_out", [0.0, 0.2, 1.0])
+def test_text_that_the_run_was_trained_on_is_refused_as_a_file_and_prepared_otherwise(held_out, tmp_path):
+    path = write_stories(tmp_path / "own.txt", stories=20)
+    config = tiny(Corpus.open(prepare_file(path, tmp_path / "corpus", held_out=0.3)))
+    data = lm.Data.of(config)
+    other = prepare_file(path, tmp_path / "other", held_out=held_out)
+    for where in (path.rename(tmp_path / "renamed.txt"), other):
+        with pytest.raises(ValueError) as error:
+            lm.open_text(data, str(where))
+        assert str(error.value).startswith(f"the run was trained on text that is in {str(where)!r}; name another text, or none")
+    lm.open_text(data, str(write_stories(tmp_path / "new.txt", stories=20, seed=6)))
+
+
+def test_more_stories_of_the_same_seed_are_text_that_the_run_was_trained_on(corpus, tmp_path):
+    data = lm.Data.of(tiny(corpus))
+    make_corpus(tmp_path / "more", stories=50)
+    with pytest.raises(ValueError, match="the run was trained on text that is in"):
+        lm.open_text(data, str(tmp_path / "more"))
+    make_corpus(tmp_path / "new", stories=50, seed=1)
+    assert lm.open_text(data, str(tmp_path / "new")).name == "new"
+
+
+def test_a_file_that_was_all_held_out_is_not_text_that_the_run_was_trained_on(tmp_path):
+    learned, kept = (write_stories(tmp_path / f"{name}.txt", 20, seed) for name, seed in (("learned", 5), ("kept", 6)))
+    prepare([TextFile(learned, "train"), TextFile(kept, "validation")], Bytes(), tmp_path / "corpus", workers=1)
+    corpus = Corpus.open(tmp_path / "corpus")
+    data = lm.Data.of(tiny(corpus))
+    assert lm.open_text(data, str(kept)).tokens.tolist() == corpus.validation.tolist()
+    with pytest.raises(ValueError, match="the run was trained on text"):
+        lm.open_text(data, str(learned))
 
 
 def test_a_name_is_looked_for_in_data_and_beside_the_corpus_of_the_run(run, corpus, tmp_path, monkeypatch):
@@ -335,6 +407,22 @@ def test_a_trained_run_is_evaluated_once(corpus, tmp_path):
     assert (job.folder / "evaluation.jsonl").stat().st_mtime_ns == written
     finish(job._replace(samples=8))
     assert read_evaluation(job.folder)[0]["samples"] == 8
+
+
+def test_a_trained_run_is_evaluated_on_other_texts_again_where_they_have_changed(corpus, run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    path = write_stories(tmp_path / "others.txt")
+
+    def complete(samples=5):
+        lm.complete_evaluation(tiny(corpus), tmp_path / "run", samples, "cpu", texts={"near": str(path)})
+        rows = {row["split"]: row for row in read_evaluation(tmp_path / "run")}
+        return rows["near"], (tmp_path / "run/evaluation.jsonl").stat().st_mtime_ns
+
+    first, written = complete()
+    assert first["loss"] == lm.evaluate_run(run, str(path), 5, "cpu")["loss"]
+    assert complete(3) == complete() == (first, written)
+    write_stories(path, seed=6)
+    assert complete()[0]["checksum"] != first["checksum"]
 
 
 # -- stories and words ---------------------------------------------------------------------------

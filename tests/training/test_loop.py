@@ -36,7 +36,9 @@ def test_a_run_learns_and_leaves_its_folder(tmp_path):
         {"step": step, "validation": {"training": 0.0}} for step in (15, 30, 40)
     ]
     assert (summary.step, summary.loss, summary.validation) == (40, losses[-1]["loss"], {"training": 0.0})
-    assert [line["step"] for line in lines(tmp_path, "timing.jsonl")] == list(range(2, 41, 2))
+    timing = lines(tmp_path, "timing.jsonl")
+    assert [line["step"] for line in timing] == list(range(2, 41, 2))
+    assert [line["time"] for line in timing] == sorted({line["time"] for line in timing})
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert {"python", "torch", "numpy", "device", "commit", "started"} <= environment.keys()
     assert checkpoints.load_config(tmp_path) == training_stand_in.config(steps=40, validate_every=15)

@@ -179,7 +179,7 @@ def _download(folder: Path) -> None:
 
         def tell(name: str, done: int, total: int) -> None:
             if name not in tasks:
-                tasks[name] = bar.add_task(f"{name}, MB")
+                tasks[name] = bar.add_task(f"{name}, MB", total=None)
             bar.update(tasks[name], completed=done // MEGABYTE, total=total // MEGABYTE or None)
 
         babistories.download_archive(folder, tell)

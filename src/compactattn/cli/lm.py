@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,15 +24,17 @@ from compactattn.cli.work import (
     has_gpu,
     progress,
     split_kernels,
+    split_names,
     train_and_show,
 )
+from compactattn.data import grammar
 from compactattn.data.cache import cache_folder
 from compactattn.data.corpus import Corpus
-from compactattn.data.preparation import META, prepare
+from compactattn.data.preparation import META, VERSION, prepare
 from compactattn.data.stories import Stories
 from compactattn.data.tokenizers import load_tokenizer
 from compactattn.experiments import language_modelling
-from compactattn.experiments.language_modelling import OWN, TOGETHER, Model
+from compactattn.experiments.language_modelling import OWN, TOGETHER, Data, Model
 from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.storytelling import SAMPLING, Teller, Wish, save_stories
 from compactattn.experiments.sweep import Job
@@ -98,17 +101,18 @@ def train_lm(
         steps: Updates of the weights, if other than the preset's; the warm-up is at most a tenth of them.
         batch: Windows in an update, over all processes.
         length: Tokens of a window.
-        rate: The highest learning rate; by default that of the paper for this depth and kernel.
-        final_rate: The learning rate of the last step.
-        dropout: Of the weights of attention, and of what each block adds.
+        rate: The highest learning rate; by default that of the paper for this depth and kernel, or 5e-3 for cpu-quick.
+        final_rate: The learning rate of the last step; by default the paper's too, or 5e-4 for cpu-quick.
+        dropout: Of the weights of attention, and of what each block adds; 0.05 if not given, 0 for cpu-quick.
         width: Of the model.
         heads: Of each block.
-        keep: The weights that are tested and tell stories: those of the lowest validation loss (best), or of the last step, as
-            in the paper.
-        precision: bf16 runs matrix products in bfloat16 under autocast.
-        accumulation: Micro-batches in an update, on each process; by default as many as hold 32 windows each.
-        compile: torch.compile for what surrounds attention (parts) or for everything (whole).
-        graph: Replay updates as a CUDA graph; for one process and one micro-batch.
+        keep: Which weights are tested and tell stories: those of the lowest validation loss (best, if not given), or of the
+            last step, as in the paper.
+        precision: bf16 runs matrix products in bfloat16 under autocast, as all presets but cpu-quick do.
+        accumulation: Micro-batches in an update, on each process; by default the fewest that hold at most 32 windows each.
+        compile: torch.compile for what surrounds attention (parts) or for everything (whole); by default parts on a GPU, none
+            for cpu-quick.
+        graph: Replay updates as a CUDA graph, as gpu-short does; for one process and one micro-batch.
         device: auto, cpu, cuda or cuda:1.
         out: The run's folder; by default runs/lm/CORPUS-MODEL-KERNEL-LAYERS-SEED.
         evaluate: Test the model on the validation split.
@@ -123,6 +127,8 @@ def train_lm(
         with torch.device("meta"):
             print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
     train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
+    if evaluate and leads():
+        print(f'      compactattn generate {folder} --prompt "Once upon a time"')
 
 
 @sweep.command(name="lm")
@@ -133,6 +139,7 @@ def sweep_lm(
     seeds: int = 1,
     preset: Preset = "cpu-quick",
     steps: int | None = None,
+    ood: str = "",
     device: str = "auto",
     samples: int = 1000,
     jobs: int = 0,
@@ -141,6 +148,8 @@ def sweep_lm(
     """Train a model for every kernel and seed on the same text, and write one report.
 
     compactattn sweep lm --kernels "gaussian,triweight,relumax(r=2),transformer"
+
+    compactattn sweep lm --data data/stories --ood simplewiki=data/simplewiki,book.txt
 
     What is finished is not done again: after Ctrl-C the same command goes on. "transformer" among the kernels is the GPT-2
     transformer with learned positions.
@@ -152,8 +161,10 @@ def sweep_lm(
         seeds: How many, counted from 0.
         preset: cpu-quick, gpu-short or paper; see `compactattn train lm --help`.
         steps: Updates of the weights, if other than the preset's.
+        ood: Other texts that each model is tested on, out of its distribution: prepared corpora or text files, separated by
+            commas, each with a name of your own before "=" if you like.
         device: auto, cpu, cuda or cuda:1.
-        samples: Windows of the validation split that each model is tested on, at most.
+        samples: Windows of the validation split, and of each other text, that each model is tested on, at most.
         jobs: Runs side by side; 0 is one on a GPU and one for each core on a CPU.
         out: Folder of the runs; the report goes to its subfolder report.
     """
@@ -164,8 +175,9 @@ def sweep_lm(
         for seed in range(seeds)
         for variant in variants
     ]
+    evaluate = partial(language_modelling.complete_evaluation, texts=read_texts(ood, Data.of(configs[0])))
     prepare_folder(out)
-    todo = [Job(config, out / name_run(config), samples, device) for config in configs]
+    todo = [Job(config, out / name_run(config), samples, device, evaluate) for config in configs]
     finish_sweep(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)), out, print_sweep)
 
 
@@ -181,7 +193,8 @@ def open_corpus(folder: Path | None) -> Corpus:
 
 
 def prepare_demo() -> Path:
-    folder = cache_folder() / "demo-stories"
+    """Where the built-in stories are. Those of another version lie elsewhere, where the runs that learnt them find them."""
+    folder = cache_folder() / f"stories-{VERSION}.{grammar.VERSION}-{DEMO_STORIES}" / "demo-stories"
     if not (folder / META).is_file():
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
             raise UsageError("several processes need a corpus that is there already; prepare one and name it with --data")
@@ -206,23 +219,44 @@ def configure(
         config = language_modelling.PRESETS[preset](corpus, model, kernel, **depth, **windows)
         config = fit_to_machine(config, asked.get("device", "auto"))
         steps, batch = asked.get("steps", config.training.steps), asked.get("batch", config.training.batch)
-        usual = {"warmup": language_modelling.choose_warmup(steps), "accumulation": share(config, batch)}
+        parts = asked.get("accumulation", share(batch))
+        usual = {
+            "warmup": language_modelling.choose_warmup(steps), "accumulation": parts,
+            "graph": config.training.graph and parts == 1,
+        }  # fmt: skip
         return vary(config, seed=seed, model=size, training={**usual, **asked})
     except ValueError as error:
         raise UsageError(str(error)) from error
 
 
-def share(config: RunConfig, batch: int) -> int:
-    """Micro-batches of 32 windows, where the preset has several and the processes can share them equally."""
-    processes = int(os.environ.get("WORLD_SIZE", "1"))
-    if config.training.accumulation == 1 or batch % (TOGETHER * processes):
-        return 1
-    return batch // (TOGETHER * processes)
+def share(batch: int) -> int:
+    """The fewest equal micro-batches of a process's share that hold at most 32 windows each."""
+    own = batch // int(os.environ.get("WORLD_SIZE", "1"))  # training refuses a batch that does not divide
+    return next((parts for parts in range(1, own) if own % parts == 0 and own // parts <= TOGETHER), max(own, 1))
 
 
 def read_variant(name: str) -> tuple[str, str]:
     """Model and kernel of a name such as "sparsemax" or "transformer"."""
     return ("transformer", "gaussian") if name == "transformer" else ("mosaic", name)
+
+
+def read_texts(ood: str, data: Data) -> dict[str, str]:
+    """Where each text of "simplewiki=data/simplewiki,book.txt" lies, by its name; all are read before hours are spent."""
+    texts: dict[str, str] = {}
+    for asked in split_names(ood):
+        first, named, rest = asked.partition("=")
+        where = rest if named else first
+        try:
+            text = language_modelling.open_text(data, where)
+            language_modelling.spread_windows(text.tokens, data.length, 1)
+        except ValueError as error:
+            raise UsageError(f"--ood {asked}: {error}") from error
+        name = first if named else text.name
+        if OWN in (name, text.name) or not name or name in texts:
+            why = "is the corpus of the runs themselves" if text.name == OWN else f"would go by the name {name!r}"
+            raise UsageError(f"--ood {asked} {why}; each other text needs a name of its own, as in simplewiki=data/simplewiki")
+        texts[name] = where
+    return texts
 
 
 def describe(config: RunConfig) -> str:
@@ -246,9 +280,9 @@ def evaluate_and_show(folder: Path, device: str, data: str = "", by_position: bo
     """The loss on a text, printed and kept."""
     require_counts(samples=(samples, 1))
     with progress() as bar:
-        task = bar.add_task("evaluating")
+        task = bar.add_task("evaluating", total=None)
         row = language_modelling.evaluate_run(
-            folder, data, samples, device, lambda done, total: bar.update(task, completed=done, total=total or None)
+            folder, data, samples, device, lambda done, total: bar.update(task, completed=done, total=total)
         )
     table = Table(
         "text", "loss, nats", "perplexity", "bits per byte", "tokens", "windows", box=box.SIMPLE_HEAD, show_edge=False
@@ -256,6 +290,8 @@ def evaluate_and_show(folder: Path, device: str, data: str = "", by_position: bo
     counts = f"{row['tokens']:,}", f"{row['samples']:,}"
     table.add_row(row["split"], f"{row['loss']:.4f}", f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.4f}", *counts)
     console().print(table)
+    if data and row["split"] == OWN:
+        print(f"\n{data} is the corpus of the run, which is judged on the documents that were held out.")
     if by_position:
         print()
         console().print(tabulate_positions(row["by_position"]))
@@ -279,12 +315,15 @@ def tabulate_positions(curve: Mapping[str, Sequence[Any]]) -> Table:
 
 
 def print_sweep(todo: Sequence[Job]) -> None:
-    """The loss of every run on the validation split."""
-    table = Table("run", "validation loss", "perplexity", "bits per byte", "best step", box=box.SIMPLE_HEAD, show_edge=False)
-    for job in todo:
-        row = next(row for row in read_evaluation(job.folder) if row["split"] == OWN)
+    """The loss of every run on the validation split, and on the other texts that it has been tested on."""
+    found = [{row["split"]: row for row in read_evaluation(job.folder)} for job in todo]
+    others = sorted({name for rows in found for name in rows} - {OWN})
+    header = "run", "validation loss", "perplexity", "bits per byte", "best step", *(f"{name} loss" for name in others)
+    table = Table(*header, box=box.SIMPLE_HEAD, show_edge=False)
+    for job, rows in zip(todo, found, strict=True):
+        row = rows[OWN]
         numbers = f"{row['loss']:.4f}", f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.4f}", str(row["step"])
-        table.add_row(job.folder.name, *numbers)
+        table.add_row(job.folder.name, *numbers, *(f"{rows[name]['loss']:.4f}" if name in rows else "–" for name in others))
     console().print(table)
 
 

@@ -232,7 +232,7 @@ def name_point(config: RunConfig) -> str:
 def evaluate_and_show(folder: Path, device: str, split: Split = "test") -> None:
     """Accuracy and TVD on the held-out languages, printed and kept, beside what needs no training."""
     with progress() as bar:
-        task = bar.add_task("evaluating")
+        task = bar.add_task("evaluating", total=None)
         score = in_context.evaluate_run(
             folder, split, device, lambda done, total: bar.update(task, completed=done, total=total)
         )

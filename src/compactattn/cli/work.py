@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from compactattn.cli.app import UsageError, parse_kernel, prepare_folder
 from compactattn.experiments.registry import experiment_of
@@ -208,6 +208,6 @@ def _inspect(runs: Sequence[Path], device: str) -> tuple[list[Any], list[str]]:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    columns = TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"), TimeRemainingColumn()
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     with Progress(*columns, transient=True, disable=not sys.stderr.isatty()) as bar:
         yield bar

@@ -224,7 +224,12 @@ def _finished(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """What meta.json holds if the work has been done already."""
     if not (folder / META).is_file():
         return None
-    meta = json.loads((folder / META).read_text())
+    try:
+        meta = json.loads((folder / META).read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{str(folder / META)!r} is damaged ({error}); delete the folder, or choose another with --out"
+        ) from None
     _compare(folder, {key: meta.get(key) for key in settings}, settings)
     return meta
 

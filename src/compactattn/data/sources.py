@@ -12,7 +12,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -242,6 +242,11 @@ def open_sources(paths: list[Path], separator: str = "<|endoftext|>") -> list[So
         JsonLines(path) if path.name.lower().removesuffix(".gz").endswith(JSON_LINES) else TextFile(path, separator=separator)
         for path in paths
     ]
+
+
+def identify(described: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells the text of a described source from that of others: a file's checksum, or a generator and its seed."""
+    return tuple(described.get(key) for key in ("sha256", "generator", "grammar", "seed"))
 
 
 def hash_file(path: Path) -> str:

@@ -8,7 +8,7 @@ step, as in the paper.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from compactattn.data.batches import Batch
 from compactattn.data.corpus import Corpus, fixed_windows
 from compactattn.data.draws import Array
 from compactattn.data.preparation import META, RANKS, encode_block
-from compactattn.data.sources import open_sources
+from compactattn.data.sources import identify, open_sources
 from compactattn.data.tokenizers import Tokenizer, check_ids, load_tokenizer
 from compactattn.evaluation.loss_by_position import evaluate_positions
 from compactattn.experiments.runs import find_best, open_run, read_data, read_evaluation, write_evaluation
@@ -90,6 +90,19 @@ class Data:
             raise ValueError(
                 f"the tokens in {str(corpus.folder)!r} are of tokenizer {made['name']!r} ({made['sha256'][:8]}…), those of the"
                 f" run of {self.tokenizer!r} ({self.tokenizer_hash[:8]}…); prepare the text with --tokenizer {self.tokenizer}"
+            )
+
+    def require_unseen(self, path: Path, sources: Sequence[Mapping[str, Any]]) -> None:
+        """Raises a ValueError where the run was trained on one of these sources, as far as the record of its corpus tells."""
+        try:
+            own = self.open().meta["sources"]
+        except ValueError:  # the corpus is gone, and with it the record
+            return
+        learned = [identify(source) for source in own if source["split"] != OWN]
+        if any(identify(source) in learned for source in sources):
+            raise ValueError(
+                f"the run was trained on text that is in {str(path)!r}; name another text, or none for the documents that were"
+                " held out"
             )
 
     def load_tokenizer(self) -> Tokenizer:
@@ -263,7 +276,8 @@ class Text(NamedTuple):
 def open_text(data: Data, where: str = "", name: str = "") -> Text:
     """The validation split of the run's own corpus, all documents of another one, or those of a text file.
 
-    `where` is a folder, a file, or the name of a folder in data/ or beside the run's corpus; `name` stands for its own.
+    `where` is a folder, a file, or the name of a folder in data/ or beside the run's corpus; `name` stands for its own. A
+    ValueError says where it holds what the run was trained on.
     """
     path = _find(data, where) if where else Path(data.folder)
     corpus = data.open() if not where else Corpus.open(path) if path.is_dir() else None
@@ -273,15 +287,16 @@ def open_text(data: Data, where: str = "", name: str = "") -> Text:
             return Text(name or OWN, corpus.validation, corpus.meta["splits"]["validation"]["sha256"])
     if name == OWN:
         raise ValueError(f"{OWN!r} stands for what was held out of the run's own corpus; give {str(path)!r} another name")
-    tokens, checksum = _read_file(data, path) if corpus is None else _read_corpus(corpus)
+    tokens, checksum = _read_file(data, path) if corpus is None else _read_corpus(data, path, corpus)
     if not len(tokens):
         raise ValueError(f"there is no document in {str(path)!r}; give a text with words in it")
     own = Path(path.resolve().name.removesuffix(".gz")).stem if path.is_file() else path.resolve().name
     return Text(name or (f"other {OWN}" if own == OWN else own), tokens, checksum)
 
 
-def _read_corpus(corpus: Corpus) -> tuple[Array, str]:
+def _read_corpus(data: Data, path: Path, corpus: Corpus) -> tuple[Array, str]:
     """Both splits one after the other, and a checksum made of theirs: of one split alone it is that split's."""
+    data.require_unseen(path, corpus.meta["sources"])
     streams = {"train": corpus.train, "validation": corpus.validation}
     full = {split: stream for split, stream in streams.items() if len(stream)}
     checksums = [corpus.meta["splits"][split]["sha256"] for split in full]
@@ -292,6 +307,7 @@ def _read_corpus(corpus: Corpus) -> tuple[Array, str]:
 
 def _read_file(data: Data, path: Path) -> tuple[Array, str]:
     (source,), tokenizer = open_sources([path]), data.load_tokenizer()
+    data.require_unseen(path, [source.describe()])
     blocks = [encode_block(source, block, tokenizer).tokens for block in source.blocks()]
     tokens = np.concatenate([np.empty(0, "<u2"), *blocks])
     return tokens, hashlib.sha256(tokens.tobytes()).hexdigest()
@@ -319,8 +335,8 @@ def evaluate_run(
 ) -> dict[str, Any]:
     """The loss of a run on at most `samples` windows of a text, by position: the line that evaluation.jsonl keeps of it.
 
-    The weights are those of the lowest validation loss, or the last ones (`training.keep`). `name` stands for
-    the text in that line, if other than its own.
+    The weights are those of the lowest validation loss, or the last ones (`training.keep`). `progress` is called with the
+    windows done and those in all. `name` stands for the text in that line, if other than its own.
     """
     trained = open_run(folder, device)
     try:
@@ -333,8 +349,9 @@ def evaluate_run(
             text_bytes = count_bytes(tokenizer, windows.targets.numpy())
     except ValueError as error:
         raise RunError(str(error)) from error
+    tell = None if progress is None else lambda done, _: progress(done, len(windows.inputs))
     with trained.evaluating():
-        found = evaluate_positions(trained.model, [windows], progress=progress)
+        found = evaluate_positions(trained.model, [windows], progress=tell)
     row = found.to_row(
         task=NAME, split=text.name, bits_per_byte=found.bits_per_byte(text_bytes), text_bytes=text_bytes,
         text_checksum=text.checksum, tokenizer=tokenizer.name, checksum=_hash(windows),
@@ -356,11 +373,16 @@ def _hash(windows: Batch) -> str:
     return hashlib.sha256(tokens.astype("<u2").tobytes()).hexdigest()
 
 
-def complete_evaluation(config: RunConfig, folder: Path, samples: int, device: str = "auto") -> None:
-    """Evaluates a trained run on its validation split where it has not been on that many windows, or on all there are."""
-    data = Data.of(config)
-    wanted = len(spread_windows(data.open().validation, data.length, samples).inputs)
-    step = step_of(find_best(folder))
-    done = (row for row in read_evaluation(folder) if row.get("split") == OWN and row["step"] == step)
-    if not any(row["samples"] >= wanted for row in done):
-        evaluate_run(folder, samples=samples, device=device)
+def complete_evaluation(
+    config: RunConfig, folder: Path, samples: int, device: str = "auto", texts: Mapping[str, str] = {}
+) -> None:
+    """Evaluates a trained run on its validation split, and on other texts by name, where it has not been on these windows.
+
+    A line on more windows of the same name will do.
+    """
+    data, step = Data.of(config), step_of(find_best(folder))
+    done = {row.get("split"): row for row in read_evaluation(folder) if row["step"] == step}
+    for name, where in {OWN: "", **texts}.items():
+        windows, row = spread_windows(open_text(data, where).tokens, data.length, samples), done.get(name)
+        if row is None or (row["samples"] <= len(windows.inputs) and row.get("checksum") != _hash(windows)):
+            evaluate_run(folder, where, samples, device, name=name)

@@ -19,6 +19,8 @@ from compactattn.experiments.runs import check_same, is_trained
 from compactattn.training.config import RunConfig, RunError
 from compactattn.training.records import read_metrics
 
+Evaluate = Callable[[RunConfig, Path, int, str], None]  # as an experiment's complete_evaluation
+
 
 class Job(NamedTuple):
     """A run to be trained and evaluated in a folder."""
@@ -27,6 +29,7 @@ class Job(NamedTuple):
     folder: Path
     samples: int
     device: str = "auto"
+    evaluate: Evaluate | None = None  # in place of its experiment's own
 
 
 def finish(job: Job, show_progress: bool = False) -> None:
@@ -37,7 +40,8 @@ def finish(job: Job, show_progress: bool = False) -> None:
         check_same(job.folder, job.config)
     if not is_trained(job.folder, job.config):
         experiment.run(job.config, job.folder, resume=resume, show_progress=show_progress)
-    experiment.complete_evaluation(job.config, job.folder, job.samples, job.device)
+    evaluate = job.evaluate or experiment.complete_evaluation
+    evaluate(job.config, job.folder, job.samples, job.device)
 
 
 def finish_all(jobs: Sequence[Job], side_by_side: int, watch: Callable[[Sequence[int]], None]) -> None:

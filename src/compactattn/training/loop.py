@@ -304,7 +304,7 @@ class Loop:
         samples = step * training.batch
         line = {"step": step, "loss": loss, "rate": rate_at(step, training), "norm": norm}
         self.records.metric({**line, "samples": samples, "tokens": samples * self.positions})
-        timing = {"step": step, "seconds": elapsed, "tokens_per_second": speed}
+        timing = {"step": step, "time": time.time(), "seconds": elapsed, "tokens_per_second": speed}
         if self.group.device.type == "cuda":
             timing["peak_bytes"] = torch.cuda.max_memory_allocated(self.group.device)
         self.records.timing(timing)

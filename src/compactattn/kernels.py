@@ -333,6 +333,11 @@ def parse(text: str) -> Kernel:
         raise ValueError(f"kernel {text!r}: {member.name} takes ({member.parameters})") from None
 
 
+def split_names(text: str) -> list[str]:
+    """Names separated by commas, but not by those inside brackets; each once."""
+    return list(dict.fromkeys(name.strip() for name in re.split(r",(?![^()]*\))", text) if name.strip()))
+
+
 def _number(text: str, whole: str) -> float:
     try:
         value = Fraction(text.strip().replace(" ", ""))

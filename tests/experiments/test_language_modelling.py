@@ -331,8 +331,8 @@ def test_a_foreign_text_never_takes_the_place_of_the_own_validation_split(run, t
     path = write_stories(tmp_path / "validation.txt")
     data = lm.Data.of(open_run(run, "cpu").config)
     assert lm.open_text(data, str(path)).name == "other validation"
-    with pytest.raises(RunError) as error:
-        lm.evaluate_run(run, str(path), device="cpu", name="validation")
+    with pytest.raises(ValueError) as error:
+        lm.open_text(data, str(path), "validation")
     assert str(error.value) == (
         f"'validation' stands for what was held out of the run's own corpus; give {str(path)!r} another name"
     )
@@ -357,7 +357,8 @@ def test_another_text_of_the_same_name_takes_the_place_of_the_first(run, tmp_pat
     prepared = prepare_file(first, tmp_path / "wiki")
     assert lm.evaluate_run(run, str(prepared), 4, "cpu")["text_checksum"] == checksum
     split = prepare_file(first, tmp_path / "split", held_out=0.5)
-    assert len({lm.evaluate_run(run, str(split), 4, "cpu", name="wiki")["text_checksum"], checksum, other}) == 3
+    text = lm.open_text(lm.Data.of(open_run(run, "cpu").config), str(split), "wiki")
+    assert len({lm.evaluate_run(run, text, 4, "cpu")["text_checksum"], checksum, other}) == 3
 
 
 def test_tokens_of_another_tokenizer_are_refused(run, tmp_path, monkeypatch):
@@ -422,7 +423,53 @@ def test_a_trained_run_is_evaluated_on_other_texts_again_where_they_have_changed
     assert first["loss"] == lm.evaluate_run(run, str(path), 5, "cpu")["loss"]
     assert complete(3) == complete() == (first, written)
     write_stories(path, seed=6)
-    assert complete()[0]["checksum"] != first["checksum"]
+    second, _ = complete(3)
+    assert (second["samples"], second["text_checksum"] != first["text_checksum"]) == (3, True)
+    assert complete()[0]["samples"] == 5
+
+
+def test_weights_of_another_step_are_evaluated_again(corpus, run, tmp_path):
+    shutil.copytree(run, tmp_path / "run")
+    (tmp_path / "run/evaluation.jsonl").unlink(missing_ok=True)
+    lm.complete_evaluation(tiny(corpus), tmp_path / "run", 5, "cpu")
+    (row,) = read_evaluation(tmp_path / "run")
+    (tmp_path / "run/evaluation.jsonl").write_text(json.dumps(row | {"step": row["step"] - 1, "loss": 0.0}) + "\n")
+    lm.complete_evaluation(tiny(corpus), tmp_path / "run", 5, "cpu")
+    assert read_evaluation(tmp_path / "run") == [row]
+
+
+def test_a_file_is_read_once_for_its_evaluation(corpus, run, tmp_path, monkeypatch):
+    shutil.copytree(run, tmp_path / "run")
+    path, read, opened = write_stories(tmp_path / "others.txt"), lm._read_file, []
+    monkeypatch.setattr(lm, "_read_file", lambda data, path: opened.append(path) or read(data, path))
+    lm.complete_evaluation(tiny(corpus), tmp_path / "run", 5, "cpu", texts={"near": str(path)})
+    assert opened == [path]
+
+
+def test_texts_are_named_and_those_that_cannot_serve_are_refused(corpus, tmp_path):
+    data = lm.Data.of(tiny(corpus))
+    text, short = write_stories(tmp_path / "wiki.txt"), write_text(tmp_path / "short.txt", ["too short"])
+    found = lm.read_texts(f"far={text}, {text}", data)
+    assert found == {"far": str(text), "wiki": str(text)}
+    for asked, message in (
+        (f"short={short}", "short=.*short.txt: a stream of 10 tokens is too short"),
+        (f"simplewiki={corpus.folder}", "simplewiki=.* is the corpus of the runs themselves"),
+        (f"validation={text}", "validation=.* would go by the name 'validation'"),
+        (f"{text},wiki={text}", "would go by the name 'wiki'"),
+        ("nowhere", "nowhere: 'nowhere' is neither a prepared corpus nor a text file"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            lm.read_texts(asked, data)
+
+
+def test_a_large_batch_is_learned_in_micro_batches_without_a_graph(long_corpus):
+    config = lm.gpu_short(long_corpus)
+    assert config.training.graph
+    large, small = (lm.adjust(config, training={"batch": batch, "steps": 100}).training for batch in (512, 16))
+    assert (large.accumulation, large.graph, large.warmup) == (16, False, 10)
+    assert (small.accumulation, small.graph) == (1, True)
+    given = lm.adjust(config, training={"batch": 512, "accumulation": 32})
+    assert given.training.accumulation == 32
 
 
 # -- stories and words ---------------------------------------------------------------------------

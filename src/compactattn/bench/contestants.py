@@ -21,8 +21,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from compactattn.attention import attend
 from compactattn.bench.regimes import Inputs, Problem
-from compactattn.bench.results import split_names
-from compactattn.kernels import Kernel, parse
+from compactattn.kernels import Kernel, parse, split_names
 from compactattn.masks import Causal
 from compactattn.training.config import RunError
 

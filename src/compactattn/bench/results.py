@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from compactattn.kernels import split_names
 from compactattn.training.config import RunError
 from compactattn.training.records import describe_command, describe_environment
 
@@ -65,11 +66,6 @@ def read(path: Path) -> list[Row]:
 def format_markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def split_names(text: str) -> list[str]:
-    """Names separated by commas, but not by those inside brackets; each once."""
-    return list(dict.fromkeys(name.strip() for name in re.split(r",(?![^()]*\))", text) if name.strip()))
 
 
 def choose(what: str, text: str, known: Iterable[str]) -> list[str]:

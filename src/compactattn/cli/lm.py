@@ -24,7 +24,6 @@ from compactattn.cli.work import (
     has_gpu,
     progress,
     split_kernels,
-    split_names,
     train_and_show,
 )
 from compactattn.data import grammar
@@ -34,12 +33,12 @@ from compactattn.data.preparation import META, VERSION, prepare
 from compactattn.data.stories import Stories
 from compactattn.data.tokenizers import load_tokenizer
 from compactattn.experiments import language_modelling
-from compactattn.experiments.language_modelling import OWN, TOGETHER, Data, Model
+from compactattn.experiments.language_modelling import OWN, Data, Model
 from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.storytelling import SAMPLING, Teller, Wish, save_stories
 from compactattn.experiments.sweep import Job
 from compactattn.models.language_model import build, count_parameters
-from compactattn.training.config import RunConfig, vary
+from compactattn.training.config import RunConfig
 from compactattn.training.distributed import leads
 
 TITLE = "language modelling"
@@ -175,7 +174,11 @@ def sweep_lm(
         for seed in range(seeds)
         for variant in variants
     ]
-    evaluate = partial(language_modelling.complete_evaluation, texts=read_texts(ood, Data.of(configs[0])))
+    try:
+        texts = language_modelling.read_texts(ood, Data.of(configs[0]))
+    except ValueError as error:
+        raise UsageError(f"--ood {error}") from error
+    evaluate = partial(language_modelling.complete_evaluation, texts=texts)
     prepare_folder(out)
     todo = [Job(config, out / name_run(config), samples, device, evaluate) for config in configs]
     finish_sweep(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)), out, print_sweep)
@@ -218,45 +221,14 @@ def configure(
     try:
         config = language_modelling.PRESETS[preset](corpus, model, kernel, **depth, **windows)
         config = fit_to_machine(config, asked.get("device", "auto"))
-        steps, batch = asked.get("steps", config.training.steps), asked.get("batch", config.training.batch)
-        parts = asked.get("accumulation", share(batch))
-        usual = {
-            "warmup": language_modelling.choose_warmup(steps), "accumulation": parts,
-            "graph": config.training.graph and parts == 1,
-        }  # fmt: skip
-        return vary(config, seed=seed, model=size, training={**usual, **asked})
+        return language_modelling.adjust(config, seed=seed, model=size, training=asked)
     except ValueError as error:
         raise UsageError(str(error)) from error
-
-
-def share(batch: int) -> int:
-    """The fewest equal micro-batches of a process's share that hold at most 32 windows each."""
-    own = batch // int(os.environ.get("WORLD_SIZE", "1"))  # training refuses a batch that does not divide
-    return next((parts for parts in range(1, own) if own % parts == 0 and own // parts <= TOGETHER), max(own, 1))
 
 
 def read_variant(name: str) -> tuple[str, str]:
     """Model and kernel of a name such as "sparsemax" or "transformer"."""
     return ("transformer", "gaussian") if name == "transformer" else ("mosaic", name)
-
-
-def read_texts(ood: str, data: Data) -> dict[str, str]:
-    """Where each text of "simplewiki=data/simplewiki,book.txt" lies, by its name; all are read before hours are spent."""
-    texts: dict[str, str] = {}
-    for asked in split_names(ood):
-        first, named, rest = asked.partition("=")
-        where = rest if named else first
-        try:
-            text = language_modelling.open_text(data, where)
-            language_modelling.spread_windows(text.tokens, data.length, 1)
-        except ValueError as error:
-            raise UsageError(f"--ood {asked}: {error}") from error
-        name = first if named else text.name
-        if OWN in (name, text.name) or not name or name in texts:
-            why = "is the corpus of the runs themselves" if text.name == OWN else f"would go by the name {name!r}"
-            raise UsageError(f"--ood {asked} {why}; each other text needs a name of its own, as in simplewiki=data/simplewiki")
-        texts[name] = where
-    return texts
 
 
 def describe(config: RunConfig) -> str:

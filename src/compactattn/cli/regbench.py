@@ -24,13 +24,13 @@ from compactattn.cli.work import (
     has_gpu,
     progress,
     read_numbers,
-    split_names,
     train_and_show,
 )
 from compactattn.data.regbench import Split
 from compactattn.experiments import in_context
 from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.experiments.sweep import Job
+from compactattn.kernels import split_names
 from compactattn.models.config import Architecture
 from compactattn.models.generation import generate
 from compactattn.models.language_model import build, count_parameters

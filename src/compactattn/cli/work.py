@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from compactattn.cli.app import UsageError, parse_kernel, prepare_folder
 from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.runs import open_run
 from compactattn.experiments.sweep import Job, finish, finish_all
+from compactattn.kernels import split_names
 from compactattn.memory.inspection import summarise
 from compactattn.models.generation import Sampling
 from compactattn.training import checkpoint
@@ -63,11 +63,6 @@ def fit_to_machine(config: RunConfig, device: str) -> RunConfig:
 
 def has_gpu(device: str) -> bool:
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
-
-
-def split_names(text: str) -> list[str]:
-    """Names separated by commas, but not by those inside brackets."""
-    return list(dict.fromkeys(name.strip() for name in re.split(r",(?![^()]*\))", text) if name.strip()))
 
 
 def split_kernels(kernels: str) -> list[str]:

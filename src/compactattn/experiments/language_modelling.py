@@ -8,6 +8,7 @@ step, as in the paper.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -25,12 +26,12 @@ from compactattn.data.sources import identify, open_sources
 from compactattn.data.tokenizers import Tokenizer, check_ids, load_tokenizer
 from compactattn.evaluation.loss_by_position import evaluate_positions
 from compactattn.experiments.runs import find_best, open_run, read_data, read_evaluation, write_evaluation
-from compactattn.kernels import parse, relumax
+from compactattn.kernels import parse, relumax, split_names
 from compactattn.models.config import ModelConfig
 from compactattn.models.language_model import build
 from compactattn.models.zoo import ZOO
 from compactattn.training.checkpoint import step_of
-from compactattn.training.config import RunConfig, RunError, TrainingConfig
+from compactattn.training.config import RunConfig, RunError, TrainingConfig, vary
 from compactattn.training.loop import Summary, train
 
 NAME = "lm"
@@ -198,6 +199,22 @@ def cpu_quick(
     )  # fmt: skip
 
 
+def adjust(
+    config: RunConfig, *, seed: int | None = None, model: Mapping[str, Any] = {}, training: Mapping[str, Any] = {}
+) -> RunConfig:
+    """The config with other fields, and with the warm-up and the micro-batches that fit them; only one of these has a graph."""
+    steps, batch = (training.get(name, getattr(config.training, name)) for name in ("steps", "batch"))
+    parts = training.get("accumulation", share(batch))
+    usual = {"warmup": choose_warmup(steps), "accumulation": parts, "graph": config.training.graph and parts == 1}
+    return vary(config, seed=seed, model=model, training={**usual, **training})
+
+
+def share(batch: int) -> int:
+    """The fewest equal micro-batches of a process's share that hold at most 32 windows each."""
+    own = batch // int(os.environ.get("WORLD_SIZE", "1"))  # training refuses a batch that does not divide
+    return next((parts for parts in range(1, own) if own % parts == 0 and own // parts <= TOGETHER), max(own, 1))
+
+
 PRESETS: dict[str, Callable[..., RunConfig]] = {"cpu-quick": cpu_quick, "gpu-short": gpu_short, "paper": paper}
 
 
@@ -324,24 +341,42 @@ def _find(data: Data, where: str) -> Path:
     )
 
 
+def read_texts(asked: str, data: Data) -> dict[str, str]:
+    """Where each text of "simplewiki=data/simplewiki,book.txt" lies, by its name; all are read before hours are spent.
+
+    A ValueError names the text that cannot serve, or that is the run's own corpus or has no name of its own.
+    """
+    texts: dict[str, str] = {}
+    for one in split_names(asked):
+        first, named, rest = one.partition("=")
+        where = rest if named else first
+        with naming(one):
+            text = open_text(data, where)
+            spread_windows(text.tokens, data.length, 1)
+        name = first if named else text.name
+        if OWN in (name, text.name) or not name or name in texts:
+            why = "is the corpus of the runs themselves" if text.name == OWN else f"would go by the name {name!r}"
+            raise ValueError(f"{one} {why}; each other text needs a name of its own, as in simplewiki=data/simplewiki")
+        texts[name] = where
+    return texts
+
+
 def evaluate_run(
     folder: Path,
-    where: str = "",
+    text: Text | str = "",
     samples: int = 1000,
     device: str = "auto",
     progress: Callable[[int, int], None] | None = None,
-    *,
-    name: str = "",
 ) -> dict[str, Any]:
     """The loss of a run on at most `samples` windows of a text, by position: the line that evaluation.jsonl keeps of it.
 
-    The weights are those of the lowest validation loss, or the last ones (`training.keep`). `progress` is called with the
-    windows done and those in all. `name` stands for the text in that line, if other than its own.
+    A text that is not open yet is given by where it lies, as for `open_text`. The weights are those of the lowest validation
+    loss, or the last ones (`training.keep`). `progress` is called with the windows done and those in all.
     """
     trained = open_run(folder, device)
     try:
         data = Data.of(trained.config)
-        text = open_text(data, where, name)
+        text = open_text(data, text) if isinstance(text, str) else text
         tokenizer = data.load_tokenizer()
         with naming(text.name):
             windows = spread_windows(text.tokens, data.length, samples)
@@ -376,13 +411,12 @@ def _hash(windows: Batch) -> str:
 def complete_evaluation(
     config: RunConfig, folder: Path, samples: int, device: str = "auto", texts: Mapping[str, str] = {}
 ) -> None:
-    """Evaluates a trained run on its validation split, and on other texts by name, where it has not been on these windows.
-
-    A line on more windows of the same name will do.
-    """
+    """Evaluates a trained run on its validation split, and on other texts by name, but for those of which it has been judged on
+    as many windows."""
     data, step = Data.of(config), step_of(find_best(folder))
     done = {row.get("split"): row for row in read_evaluation(folder) if row["step"] == step}
     for name, where in {OWN: "", **texts}.items():
-        windows, row = spread_windows(open_text(data, where).tokens, data.length, samples), done.get(name)
-        if row is None or (row["samples"] <= len(windows.inputs) and row.get("checksum") != _hash(windows)):
-            evaluate_run(folder, where, samples, device, name=name)
+        text, row = open_text(data, where, name), done.get(name)
+        windows = spread_windows(text.tokens, data.length, samples)
+        if row is None or row.get("text_checksum") != text.checksum or row["samples"] < len(windows.inputs):
+            evaluate_run(folder, text, samples, device)

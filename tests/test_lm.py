@@ -23,6 +23,7 @@ from compactattn.data.tokenizers import Bytes
 from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.models.generation import TextStream
 from compactattn.training import checkpoint, interrupt
+from compactattn.training.config import vary
 from compactattn.training.loop import Loop
 from compactattn.training.records import read_metrics
 
@@ -235,7 +236,7 @@ def test_a_sweep_trains_each_kernel_once_and_leaves_a_report(corpus, tmp_path, m
     tiny = commands.language_modelling.cpu_quick
 
     def smaller(*given, **more):
-        return commands.vary(tiny(*given, **{**more, "length": 24}), model={"width": 16, "heads": 2}, training={"batch": 4})
+        return vary(tiny(*given, **{**more, "length": 24}), model={"width": 16, "heads": 2}, training={"batch": 4})
 
     monkeypatch.setitem(commands.language_modelling.PRESETS, "cpu-quick", smaller)
     text, out = write_stories(tmp_path / "book.txt"), tmp_path / "out"

@@ -7,7 +7,8 @@ import pytest
 from tests.data.text_examples import write_json_lines, write_text
 
 from compactattn.data import sources
-from compactattn.data.sources import JsonLines, TextFile, open_sources
+from compactattn.data.sources import JsonLines, TextFile, identify, open_sources
+from compactattn.data.stories import Stories
 
 
 def read(source, *place):
@@ -151,3 +152,16 @@ def test_the_ending_of_a_name_tells_the_format(tmp_path):
     opened = open_sources([tmp_path / name for name in names], "%")
     assert [type(source) for source in opened] == list(names.values())
     assert opened[0].separator == "%"
+
+
+def test_stories_are_told_apart_by_their_generator_grammar_and_seed_but_not_by_their_number():
+    told = Stories(10, seed=1).describe()
+    assert identify(Stories(20, seed=1, split="validation").describe()) == identify(told)
+    for change in ({"generator": "another"}, {"grammar": "another"}, {"seed": 2}):
+        assert identify(told | change) != identify(told), change
+
+
+def test_files_are_told_apart_by_what_they_hold_and_not_by_their_name(tmp_path):
+    one, same, other = (write_text(tmp_path / f"{name}.txt", [text]) for name, text in (("a", "x"), ("b", "x"), ("c", "y")))
+    found = [identify(source.describe()) for source in open_sources([one, same, other])]
+    assert found[0] == found[1] != found[2]

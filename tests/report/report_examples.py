@@ -76,7 +76,7 @@ def write_folder(run, folder):
     write_lines(folder / "metrics.jsonl", [{"step": step, "loss": loss, "rate": 1e-3} for step, loss in run.losses])
     seconds, speed, peak = run.cost
     times = [(seconds / 2, speed / 9, peak // 2), (seconds / 4, speed, peak), (seconds / 4, speed, peak)]  # it compiled first
-    write_lines(folder / "timing.jsonl", [dict(zip(TIMING, (i, *line), strict=True)) for i, line in enumerate(times)])
+    write_lines(folder / "timing.jsonl", [dict(zip(TIMING, (i, *line), strict=True)) for i, line in enumerate(times, 1)])
     write_lines(folder / "evaluation.jsonl", [vars(row) | {"seed": run.config.seed} for row in run.evaluation])
     return folder
 

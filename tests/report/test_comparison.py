@@ -45,6 +45,15 @@ def test_what_moves_no_number_keeps_no_runs_apart():
     assert [line.seeds for line in comparison.lines] == [[0, 1]]
 
 
+@pytest.mark.parametrize("change", [{"keep": "last"}, {"precision": "bf16"}])
+def test_what_moves_a_number_keeps_runs_apart(change):
+    run = make_run(seed=1)
+    training = dataclasses.replace(run.config.training, **change)
+    other = dataclasses.replace(run, config=dataclasses.replace(run.config, training=training, seed=0))
+    (comparison,) = compare([run, other])
+    assert sorted(line.seeds for line in comparison.lines) == [[0], [1]]
+
+
 def test_the_same_seed_twice_is_refused():
     with pytest.raises(ValueError) as error:
         compare([make_run(source="a"), make_run(source="b")])

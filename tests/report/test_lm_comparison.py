@@ -142,6 +142,15 @@ def test_positions_are_pooled_over_seeds_by_tokens():
     assert lm.smooth_positions(line, "simplewiki") == {}
 
 
+def test_a_seed_with_other_stretches_is_left_out_of_the_pool():
+    stretches = Stretches((0, 4, 8), (30, 10), (3.0, 2.0)), Stretches((0, 2, 8), (10, 10), (1.0, 2.0))
+    stretches += (Stretches((0, 4, 8), (10, 5), (1.0, 4.0)),)
+    runs = [make_run(seed=seed, rows=[make_row(by_position=one)]) for seed, one in enumerate(stretches)]
+    (line,) = comparison_of(*runs).lines
+    edges, sums, tokens = lm.pool_positions(line, "validation")
+    assert (list(edges), list(sums), list(tokens)) == ([0, 4, 8], [100, 40], [40, 15])
+
+
 def test_each_experiment_compares_its_own_runs():
     runs = [make_run(), make_regbench_run(), make_run(rows=[], source="not evaluated", seed=1)]
     assert [one.lines[0].seeds for one in compare(runs)] == [[0]]

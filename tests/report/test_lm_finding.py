@@ -253,6 +253,13 @@ def test_runs_judged_on_different_text_or_stopped_early_are_told():
     assert "Gaussian, seed 0, stopped after 900 of its 2,000 steps" in notes
 
 
+def test_relumax_is_held_against_compact_kernels_alone_away_from_home():
+    (claim,) = (claim for claim in lm_paper.CLAIMS if "ReLUmax is the best" in claim.text)
+    assert claim.split == lm_paper.AWAY
+    assert all(variant.compact for variant in claim.lower + claim.higher)
+    assert set(claim.higher) == set(lm_paper.NORM_RELU + lm_paper.ADAPTIVE)
+
+
 def test_the_papers_claims_name_variants_that_have_a_row():
     for claim in lm_paper.CLAIMS:
         assert set(claim.lower) | set(claim.higher) <= set(lm_paper.ROWS), claim.text

@@ -48,6 +48,17 @@ def test_the_caption_states_the_tokens_that_each_run_has_seen():
     assert "Evaluated at step 1,500." in lm_tables.describe(comparison_of(early))
 
 
+def test_the_caption_explains_the_columns_that_are_there():
+    text = lm_tables.describe(comparison_of(make_run()))
+    for word in ("Size in parameters.", "Time is", "Tokens/s are", "Memory is", "What else ran"):
+        assert word in text
+    on_cpu = make_run()
+    text = lm_tables.describe(comparison_of(dataclasses.replace(on_cpu, cost=on_cpu.cost._replace(peak_bytes=0))))
+    assert "Memory" not in text
+    assert "Tokens/s are" in text
+    assert lm_tables.describe(comparison_of(make_run(wall=0.0))).endswith("Size in parameters.")
+
+
 def test_steps_and_tokens_have_columns_where_runs_differ_in_them():
     short = dataclasses.replace(make_run(kernel="gaussian"), steps=1000)
     text = lm_tables.format_markdown(comparison_of(make_run(), short))

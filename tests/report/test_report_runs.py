@@ -57,6 +57,17 @@ def test_a_run_that_was_not_evaluated_or_timed_is_still_a_run(tmp_path):
     assert (run.evaluation, run.cost, run.environment, run.losses, run.steps) == ([], Cost(), {}, [], 0)
 
 
+def test_the_first_stretch_of_each_start_is_left_out_of_the_speed(tmp_path):
+    folder = write_folder(make_run(), tmp_path / "run")
+    rows = [(10, 1), (20, 60), (30, 40), (40, 2), (50, 50), (60, 3)]  # resumed after steps 30 and 55; compiles are slow
+    write_lines(folder / "timing.jsonl", [{"step": step, "seconds": 2.0, "tokens_per_second": speed} for step, speed in rows])
+    resumed = {"resumed": [{"step": 30}, {"step": 55}]}
+    (folder / "environment.json").write_text(json.dumps(resumed))
+    assert read_run(folder).cost == Cost(12.0, 50, 0)
+    write_lines(folder / "timing.jsonl", [{"step": 10, "seconds": 2.0, "tokens_per_second": 7}])
+    assert read_run(folder).cost == Cost(2.0, 0.0, 0)
+
+
 def test_a_line_that_a_killed_run_cut_short_is_left_out(tmp_path):
     folder = write_folder(make_run(), tmp_path / "run")
     with (folder / "metrics.jsonl").open("a") as file:

@@ -16,12 +16,14 @@ CLEAR = 0.05  # nats behind the best, within which a tint does not fade to nothi
 
 
 class Column(NamedTuple):
-    """A column: its heading, a second line of it, its text for a line, and, where less is better, what it is judged by."""
+    """A column: its heading, a second line of it, its text for a line, where less is better what it is judged by, and what a
+    reader should know of it."""
 
     head: str
     unit: str
     show: Callable[[Line], str]
     spread: Callable[[Line], Spread | None] = lambda line: None
+    note: str = ""
 
 
 def name_split(split: str) -> str:
@@ -45,8 +47,8 @@ def describe(comparison: Comparison) -> str:
     text += f"; judged on windows: {judged}."
     early = {row.step for line in lines for rows in line.rows.values() for row in rows} - {comparison.steps}
     text += f" Evaluated at step {span(n for line in lines for n in line.steps)}." if early else ""
-    text += " Size in parameters. Time is that of training alone, compilation included; tokens/s, the median over stretches of"
-    return text + " logged steps, leave it out. Memory is the peak on the GPU. What else ran on the machine is not noted."
+    text += "".join(f" {column.note}" for column in _list_columns(comparison) if column.note)
+    return text + (" What else ran on the machine is not noted." if _list_costs(comparison) else "")
 
 
 def format_markdown(comparison: Comparison) -> str:
@@ -91,18 +93,34 @@ def _list_columns(comparison: Comparison) -> list[Column]:
     if any(_bits(line, home) for line in comparison.lines):
         columns.append(Column("Bits", "per byte", lambda line: _spell(_bits(line, home)), lambda line: _bits(line, home)))
     columns += [_loss_column(split) for split in others]
-    columns.append(Column("Size", "million", lambda line: f"{count_size(line) / 1e6:.3g}"))
+    columns.append(Column("Size", "million", lambda line: f"{count_size(line) / 1e6:.3g}", note="Size in parameters."))
     if len({run.steps for line in comparison.lines for run in line.runs}) > 1:
         columns += [
             Column("Steps", "done", lambda line: span(run.steps for run in line.runs)),
             Column("Tokens", "seen", lambda line: span(run.tokens for run in line.runs)),
         ]
+    return columns + _list_costs(comparison)
+
+
+def _list_costs(comparison: Comparison) -> list[Column]:
+    """What training took, as far as any line has noted it."""
+
+    def show_speed(line: Line) -> str:
+        return _count(mean_cost(line).tokens_per_second, 1e3, ",.0f")
+
+    def show_memory(line: Line) -> str:
+        return _count(mean_cost(line).peak_bytes, 2**30, ".1f")
+
+    speed_note = "Tokens/s are the median over stretches of logged steps, but for the first of each start, which compiles."
     costs = (
-        Column("Time", "", lambda line: format_duration(mean_cost(line).wall_seconds)),
-        Column("Tokens/s", "thousand", lambda line: _count(mean_cost(line).tokens_per_second, 1e3, ",.0f")),
-        Column("Memory", "GiB", lambda line: _count(mean_cost(line).peak_bytes, 2**30, ".1f")),
-    )
-    return columns + [column for column in costs if any(column.show(line) != NONE for line in comparison.lines)]
+        Column(
+            "Time", "", lambda line: format_duration(mean_cost(line).wall_seconds),
+            note="Time is that of training alone, compilation included.",
+        ),
+        Column("Tokens/s", "thousand", show_speed, note=speed_note),
+        Column("Memory", "GiB", show_memory, note="Memory is the peak on the GPU."),
+    )  # fmt: skip
+    return [column for column in costs if any(column.show(line) != NONE for line in comparison.lines)]
 
 
 def _count(number: float, unit: float, form: str) -> str:

@@ -24,7 +24,7 @@ class Cost(NamedTuple):
     """What training took, as far as it was noted."""
 
     wall_seconds: float = 0.0  # over all starts, without validation
-    tokens_per_second: float = 0.0  # the median over stretches of logged steps: the first, which compiles, does not count
+    tokens_per_second: float = 0.0  # the median over stretches of logged steps, but for the first of each start, which compiles
     peak_bytes: int = 0  # of GPU memory
 
 
@@ -155,7 +155,7 @@ def read_run(folder: Path | str) -> Run:
         for n, row in _read_lines(folder / "evaluation.jsonl")
     ]
     steps, failed = losses[-1][0] if losses else 0, str(metrics[-1][1].get("failed", "")) if metrics else ""
-    cost = _read_cost(folder / "timing.jsonl")
+    cost = _read_cost(folder / "timing.jsonl", [part["step"] for part in environment.get("resumed", [])])
     stories = [read_story(row, f"{folder / 'stories.jsonl'} line {n}") for n, row in _read_lines(folder / "stories.jsonl")]
     return Run(config, environment, steps, cost, losses, evaluation, str(folder), validations, stories, failed)
 
@@ -246,17 +246,22 @@ def _read_loss(path: Path, line: int, row: Mapping[str, Any]) -> tuple[int, floa
         raise ValueError(f"{path} line {line}: a step and a loss are expected, got {json.dumps(row)}") from None
 
 
-def _read_cost(path: Path) -> Cost:
-    """What the lines of timing.jsonl come to."""
-    found: dict[str, list[float]] = {"seconds": [], "tokens_per_second": [], "peak_bytes": []}
+def _read_cost(path: Path, resumed: Sequence[int]) -> Cost:
+    """What the lines of timing.jsonl come to, where training was resumed after these steps."""
+    found: dict[str, list[float]] = {"step": [], "seconds": [], "tokens_per_second": [], "peak_bytes": []}
     for number, row in _read_lines(path, growing=True):
         for name, values in found.items():
             value = row.get(name, 0)
             if not isinstance(value, int | float):
                 raise ValueError(f"{path} line {number}: {name} = {json.dumps(value)} must be a number")
             values.append(value)
-    seconds, speeds, peaks = found.values()
-    return Cost(sum(seconds), median(speeds or [0.0]), int(max(peaks, default=0)))
+    steps, seconds, speeds, peaks = found.values()
+    warm = [
+        speed
+        for before, step, speed in zip(steps, steps[1:], speeds[1:], strict=False)
+        if not any(before <= start < step for start in resumed)
+    ]
+    return Cost(sum(seconds), median(warm or [0.0]), int(max(peaks, default=0)))
 
 
 def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

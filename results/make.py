@@ -6,8 +6,9 @@
 
 One line for each run goes to a file under OUT (results/length-gen, results/regbench, results/lm): config, environment, loss
 curve, cost, evaluation and, for a language model, a story; or that it diverged. A run that has its line already is left out, so
-the command can be repeated. With --resume-dir DIR a run that is stopped, by a signal or after --minutes, saves its state there,
-and the same command goes on with it. It needs torch, numpy and safetensors (lm with GPT-2 tokens also tiktoken), and a GPU.
+the command can be repeated. The state of a run that is stopped or fails is kept, and with --resume-dir DIR the same command
+goes on with it; where that is given from the first, a run also outlives a kill, and --minutes stops those that are under way.
+It needs torch, numpy and safetensors (lm with GPT-2 tokens also tiktoken), and a GPU.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import inf
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +39,12 @@ from compactattn.experiments import in_context, language_modelling
 from compactattn.experiments import length_generalisation as length_gen
 from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.storytelling import Wish, tell_story
-from compactattn.kernels import parse
+from compactattn.kernels import parse, split_names
 from compactattn.memory.released import departs
 from compactattn.models.generation import Sampling
 from compactattn.report import lm_paper, paper, regbench_paper
-from compactattn.report.runs import export, load_results
+from compactattn.report.evaluations import Predicted
+from compactattn.report.runs import Run, export, load_results
 from compactattn.training.config import RunConfig, vary
 from compactattn.training.divergence import Diverged
 from compactattn.training.files import replace_durably
@@ -60,15 +63,20 @@ TABLES = {
 }
 PROMPT, WISH = "Once upon a time", Wish(600, Sampling(temperature=0.8, top_p=0.95), seed=0)  # most stories end before that
 WINDOWS = 2000  # of a text, at most
+BETWEEN_CHECKPOINTS = 500  # steps, where a run is to go on after a kill
+
+Configure = Callable[[Mapping[int, Iterable[paper.Variant]]], list[RunConfig]]  # from the rows of each depth
+
+# -- what there is to do -------------------------------------------------------------------------
 
 
-def list_length_gen(given: argparse.Namespace) -> list[RunConfig]:
+def list_length_gen(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
     """A config for each row of a table, task and seed; seeds vary slowest, so that every row has one before any has two."""
     chosen: dict[paper.Variant, paper.Row] = {}
     for row in (row for name, rows in TABLES.items() if given.table in ("all", name) for row in rows):
         chosen.setdefault(row.variant, row)  # the main table has the most cells
-    extra = {"compile": "parts", "graph": True, "checkpoint_every": given.steps, "validate_every": 0}
-    return [
+    extra = {"compile": "parts", "graph": True, "checkpoint_every": choose_interval(given, given.steps), "validate_every": 0}
+    yield [
         vary(
             length_gen.gpu_short(task),
             seed=seed,
@@ -85,7 +93,7 @@ def list_length_gen(given: argparse.Namespace) -> list[RunConfig]:
     ]  # fmt: skip
 
 
-def list_regbench(given: argparse.Namespace) -> list[RunConfig]:
+def list_regbench(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
     """A config for each row of Table 1, number of examples and seed; small numbers first."""
     rows = {row.name: row.variant for row in regbench_paper.ROWS.values()}
     check_rows(given.row, rows)
@@ -96,39 +104,81 @@ def list_regbench(given: argparse.Namespace) -> list[RunConfig]:
                 kernel = {} if variant.kernel is None else {"kernel": str(variant.kernel)}
                 base = in_context.paper(variant.architecture, examples)
                 steps = given.epochs * examples // base.training.batch
-                few = {"steps": steps, "warmup": steps // 10, "patience": given.patience, "checkpoint_every": steps}
+                few = {"steps": steps, "warmup": steps // 10, "patience": given.patience}
+                few["checkpoint_every"] = choose_interval(given, steps)
                 configs.append(vary(base, seed=seed, model=kernel, training=few))
-    return configs
+    yield configs
 
 
-def list_lm(given: argparse.Namespace) -> list[RunConfig]:
-    """A config for each depth and kernel, and the transformer; shallow models first, and every row before a second seed."""
-    corpus = Corpus.open(given.data)
-    pairs = (pair.partition("=") for pair in given.ood.split(",") if pair)
-    given.texts = {name: where or name for name, _, where in pairs}
-    for name, where in given.texts.items():  # before hours are spent on training
-        language_modelling.open_text(language_modelling.Data.describe(corpus), where, name)
-    few = {"steps": given.steps, "warmup": language_modelling.choose_warmup(given.steps), "checkpoint_every": given.steps,
+def list_lm(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
+    """A config for each depth and kernel, and the transformer; shallow models first, and every row before a second seed.
+
+    The paper compares several k at one layer and keeps the best for deeper models. With --k best these rows are a list of their
+    own, which is asked for when the runs of the first one have their lines.
+    """
+    corpus, depths = Corpus.open(given.data), read_numbers(given.layers)
+    try:  # before hours are spent on training
+        given.texts = language_modelling.read_texts(given.ood, language_modelling.Data.describe(corpus))
+    except ValueError as error:
+        raise SystemExit(f"--ood {error}") from None
+    few = {"steps": given.steps, "checkpoint_every": choose_interval(given, given.steps),
            "validate_every": max(1, given.steps // given.validations), "keep": given.keep}  # fmt: skip
     few |= {name: value for name in ("batch", "rate", "final_rate") if (value := getattr(given, name)) is not None}
-    return [
-        vary(language_modelling.gpu_short(corpus, row.architecture, str(row.kernel), layers), seed=seed, training=few)
-        for seed in read_numbers(given.seeds)
-        for layers in read_numbers(given.layers)
-        for row in choose_rows(given, layers)
-    ]
+
+    def configure(rows: Mapping[int, Iterable[paper.Variant]]) -> list[RunConfig]:
+        return [
+            language_modelling.adjust(
+                language_modelling.gpu_short(corpus, row.architecture, str(row.kernel), layers), seed=seed, training=few
+            )
+            for seed in read_numbers(given.seeds)
+            for layers in rows
+            for row in rows[layers]
+        ]
+
+    if given.kernels or given.row:
+        yield configure(dict.fromkeys(depths, read_rows(given)))
+        return
+    deep = [layers for layers in depths if layers > 1]
+    later = given.k == "best" and deep and 1 in depths
+    chosen = [] if later or not deep else choose_neighbours(given, configure)
+    kept = [row for row in lm_paper.ROWS if lm_paper.count_neighbours(row) is None or row in chosen]
+    yield configure({layers: list(lm_paper.ROWS) if layers == 1 else kept for layers in depths})
+    if later:
+        yield configure(dict.fromkeys(deep, choose_neighbours(given, configure)))
 
 
-def choose_rows(given: argparse.Namespace, layers: int) -> Sequence[Any]:
-    """The rows that were asked for, or else the paper's: it compares several k at one layer and keeps one for deeper models."""
-    if given.kernels:
-        names = [name.strip() for name in re.split(r",(?![^()]*\))", given.kernels)]
-        variants = [lm_paper.TRANSFORMER if name == "transformer" else paper.Variant("mosaic", parse(name)) for name in names]
-    elif given.row:
-        variants = list(lm_paper.ROWS)
-    else:
-        variants = [row for row in lm_paper.ROWS if layers == 1 or lm_paper.count_neighbours(row) in (None, given.k)]
-    rows = {variant.label: variant for variant in variants}
+def choose_neighbours(given: argparse.Namespace, configure: Configure) -> list[paper.Variant]:
+    """The row of each kind of top-k that deeper models take: of the k that was given, or of the lowest loss at one layer."""
+    if given.k != "best":
+        return [row for row in lm_paper.ROWS if str(lm_paper.count_neighbours(row)) == given.k]
+    lines = {identify(run.config).to_json(): run for run in read_lines(given.out)}
+    chosen = []
+    for kind in (lm_paper.TOP_SOFTMAX, lm_paper.TOP_UNIFORM):
+        runs = {row: [lines.get(identify(config).to_json()) for config in configure({1: [row]})] for row in kind}
+        if missing := [lm_paper.ROWS[row] for row in kind if None in runs[row]]:
+            raise SystemExit(
+                f"--k best takes the best k at 1 layer, and {given.out} has no line of the same training there for"
+                f" {', '.join(missing)}; run these first, with 1 among --layers, or give the k, as in --k 32"
+            )
+        losses = {row: sum(read_loss(run) for run in runs[row] if run) / len(runs[row]) for row in kind}
+        chosen.append(min(losses, key=lambda row: losses[row]))
+        found = ", ".join(f"{lm_paper.count_neighbours(row)}: {losses[row]:.4f}" for row in kind)
+        print(f"{lm_paper.ROWS[chosen[-1]]} for deeper models: the lowest validation loss at 1 layer ({found})", flush=True)
+    return chosen
+
+
+def read_loss(run: Run) -> float:
+    """On the validation split; infinite where the run diverged."""
+    return min(
+        (row.loss for row in run.latest if isinstance(row, Predicted) and row.split == language_modelling.OWN), default=inf
+    )
+
+
+def read_rows(given: argparse.Namespace) -> list[paper.Variant]:
+    """The rows that were asked for, by kernel or by name."""
+    names = split_names(given.kernels)
+    asked = [lm_paper.TRANSFORMER if name == "transformer" else paper.Variant("mosaic", parse(name)) for name in names]
+    rows = {variant.label: variant for variant in asked or lm_paper.ROWS}
     check_rows(given.row, rows)
     return [rows[name] for name in given.row or rows]
 
@@ -138,16 +188,19 @@ def check_rows(asked: Sequence[str] | None, rows: Sequence[str] | dict[str, Any]
         raise SystemExit(f"row {unknown[0]!r} is unknown; the rows are {', '.join(map(repr, rows))}")
 
 
-def finish_lm(folder: Path, given: argparse.Namespace) -> None:
-    """What a run of language modelling is asked beyond its validation split: other texts, and a story."""
-    for name, where in given.texts.items():
-        language_modelling.evaluate_run(folder, where, WINDOWS, name=name)
-    tell_story(folder, PROMPT, WISH)
+def choose_interval(given: argparse.Namespace, steps: int) -> int:
+    """Steps between checkpoints. One that nobody will go on from would only cost time."""
+    return steps if given.resume_dir is None else min(steps, BETWEEN_CHECKPOINTS)
 
 
 def strip_place(config: RunConfig) -> RunConfig:
     """The config without the folder of its corpus, which is another on every machine; name and checksum stay."""
     return replace(config, data={**config.data, "folder": ""}) if "folder" in config.data else config
+
+
+def identify(config: RunConfig) -> RunConfig:
+    """The config without what may change from call to call: where the corpus lies, and how often the state is saved."""
+    return vary(strip_place(config), training={"checkpoint_every": 1})
 
 
 def strip_folders(command: str) -> str:
@@ -157,6 +210,17 @@ def strip_folders(command: str) -> str:
 
 def read_numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
+
+
+def read_count(text: str) -> int:
+    """A whole number of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} must be a whole number of at least 1")
+    return int(text)
+
+
+def read_lines(out: Path) -> list[Run]:
+    return [run for path in sorted(out.glob("*.jsonl")) for run in load_results(path)]
 
 
 def name_part(config: RunConfig) -> str:
@@ -170,35 +234,33 @@ def describe(config: RunConfig) -> str:
     return f"{name_part(config)} {model.architecture} {model.kernel} {model.positions} seed {config.seed}"
 
 
-def make(config: RunConfig, out: Path, given: argparse.Namespace) -> None:
-    """Trains and evaluates one run and appends its line; one that diverges has a line too, and is not tried again."""
-    started = time.time()
-    with open_folder(config, given.resume_dir) as folder:
-        try:
-            train(config, folder)
-            trained = time.time() - started
-            experiment_of(config).complete_evaluation(config, folder, 1000)
-            if given.finish is not None:
-                given.finish(folder, given)
-        except Diverged:
-            trained = time.time() - started
-        line = export(folder)
-        append(line | {"config": line["config"] | {"data": strip_place(config).data}}, out / f"{name_part(config)}.jsonl")
+# -- runs ----------------------------------------------------------------------------------------
+
+
+def make(config: RunConfig, given: argparse.Namespace) -> None:
+    """Trains and evaluates one run and appends its line; one that diverges has a line too, and is not tried again.
+
+    Its folder stays until the line is written, so that nothing that was trained is lost.
+    """
+    started, folder = time.time(), find_folder(config, given)
+    try:
+        train(config, folder)
+        trained = time.time() - started
+        experiment_of(config).complete_evaluation(config, folder, 1000)
+        if given.finish is not None:
+            given.finish(config, folder, given)
+    except Diverged:
+        trained = time.time() - started
+    line = export(folder)
+    append(line | {"config": line["config"] | {"data": strip_place(config).data}}, given.out / f"{name_part(config)}.jsonl")
+    shutil.rmtree(folder)
     found = line.get("failed") or " ".join(map(show, line["evaluation"]))
     times = f"{line['steps']} steps in {trained:.0f} s, evaluation {time.time() - started - trained:.0f} s"
     print(f"{describe(config)}: {found}  ({times})", flush=True)
 
 
-@contextmanager
-def open_folder(config: RunConfig, place: Path | None) -> Iterator[Path]:
-    """The folder of a run; one under `place` stays until its line is written, so that a run that was stopped can go on."""
-    if place is None:
-        with tempfile.TemporaryDirectory() as name:
-            yield Path(name) / "run"
-    else:
-        folder = place / hashlib.sha256(strip_place(config).to_json().encode()).hexdigest()[:16]
-        yield folder
-        shutil.rmtree(folder)
+def find_folder(config: RunConfig, given: argparse.Namespace) -> Path:
+    return Path(given.state) / hashlib.sha256(identify(config).to_json().encode()).hexdigest()[:16]
 
 
 def train(config: RunConfig, folder: Path) -> None:
@@ -224,8 +286,22 @@ def show(row: dict[str, Any]) -> str:
     return f"{row['right'] / row['positions']:.3f}" if "right" in row else f"{row['split']} {row['loss']:.4f}"
 
 
-def work(queue: Any, out: Path, deadline: Any, failed: Any, given: argparse.Namespace) -> None:
-    """Makes runs until none is left or the time is up; a deadline of 0 says that a signal came."""
+def finish_lm(config: RunConfig, folder: Path, given: argparse.Namespace) -> None:
+    """What a run of language modelling is asked beyond its validation split: other texts, and a story."""
+    for name, where in given.texts.items():
+        text = language_modelling.open_text(language_modelling.Data.of(config), where, name)
+        language_modelling.evaluate_run(folder, text, WINDOWS)
+    tell_story(folder, PROMPT, WISH)
+
+
+# -- workers -------------------------------------------------------------------------------------
+
+
+def work(queue: Any, deadline: Any, failed: Any, given: argparse.Namespace) -> None:
+    """Makes runs until none is left or the time is up; a deadline of 0 says that a signal came.
+
+    One run that fails must not take the others with it: the worker goes on, or ends where its GPU no longer answers.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # the parent hears it too; what is evaluated now comes to its end
     stop_when(lambda: time.time() > deadline.value and (given.resume_dir is not None or not deadline.value))
@@ -234,14 +310,47 @@ def work(queue: Any, out: Path, deadline: Any, failed: Any, given: argparse.Name
             print(f"no time left for {describe(config)}", flush=True)
             continue
         try:
-            make(config, out, given)
+            make(config, given)
         except Interrupted as error:
-            kept = "its state is kept" if given.resume_dir else "its state is lost without --resume-dir"
-            print(f"{describe(config)}: {str(error).partition(' and')[0]}; {kept}", flush=True)
-        except Exception as error:  # one run that fails must not take the others with it
-            print(f"FAILED {describe(config)}: {error!r}", flush=True)
-            failed.value += 1
+            print(f"{describe(config)}: {str(error).partition(' and')[0]}; its state is kept", flush=True)
+        except Exception as error:
+            folder = find_folder(config, given)
+            kept = f"; its state is in {folder}" if folder.exists() else ""
+            print(f"FAILED {describe(config)}: {error!r}{kept}", flush=True)
+            if isinstance(error, RuntimeError) and "CUDA" in str(error):
+                raise SystemExit(1) from None  # every later call to the GPU would fail in this process
+            with failed.get_lock():
+                failed.value += 1
         gc.collect()  # a run and its recorded graph hold each other, and the memory of the next one is measured
+
+
+def carry_out(configs: Sequence[RunConfig], deadline: Any, given: argparse.Namespace) -> int:
+    """Makes the runs that have no line yet, and returns how many failed. A worker that dies has cost one run; another takes
+    its place."""
+    done = [identify(run.config) for run in read_lines(given.out)]
+    todo = [config for config in configs if identify(config) not in done]
+    print(f"{len(todo)} of {len(configs)} runs to do on {torch.cuda.get_device_name()}", flush=True)
+    context = processes.get_context("spawn")
+    queue, failed = context.Queue(), context.Value("i", 0)
+    for config in [*todo, *[None] * given.workers]:
+        queue.put(config)
+
+    def start() -> Any:
+        worker = context.Process(target=work, args=(queue, deadline, failed, given))
+        worker.start()
+        return worker
+
+    workers, died = [start() for _ in range(min(given.workers, len(todo)))], 0
+    while workers:
+        wait([worker.sentinel for worker in workers])
+        ended = [worker for worker in workers if worker.exitcode is not None]
+        workers = [worker for worker in workers if worker not in ended]
+        for _ in (worker for worker in ended if worker.exitcode):
+            died += 1
+            if died < len(todo):  # no more than there are runs, or workers that cannot start would go on for ever
+                workers.append(start())
+    queue.cancel_join_thread()
+    return int(failed.value) + died
 
 
 def read_arguments() -> argparse.Namespace:
@@ -250,12 +359,12 @@ def read_arguments() -> argparse.Namespace:
     length = which.add_parser(length_gen.NAME)
     length.add_argument("--tasks", default="mqmtar,sort,reverse")
     length.add_argument("--table", default="all", choices=[*TABLES, "all"])
-    length.add_argument("--steps", type=int, default=2000)
+    length.add_argument("--steps", type=read_count, default=2000)
     length.set_defaults(list=list_length_gen, finish=None)
     regbench = which.add_parser(in_context.NAME)
     regbench.add_argument("--examples", default="1000,2500,5000")
     regbench.add_argument("--row", action="append", help="a row of the table by its name there; all if not given")
-    regbench.add_argument("--epochs", type=int, default=200)
+    regbench.add_argument("--epochs", type=read_count, default=200)
     regbench.add_argument("--patience", type=int, default=40, help="epochs without a lower validation loss")
     regbench.set_defaults(list=list_regbench, finish=None)
     lm = which.add_parser(language_modelling.NAME)
@@ -264,44 +373,46 @@ def read_arguments() -> argparse.Namespace:
     lm.add_argument("--layers", default="1,8")
     lm.add_argument("--kernels", default="", help="kernels, and transformer; all rows of the paper if not given")
     lm.add_argument("--row", action="append", help="one of them by its name in the report, as in 4/3-entmax")
-    lm.add_argument("--k", type=int, default=32, choices=lm_paper.NEIGHBOURS, help="of deeper models; the paper takes 32")
-    lm.add_argument("--steps", type=int, default=2000)
-    lm.add_argument("--validations", type=int, default=20, help="during training")
+    lm.add_argument(
+        "--k", default="best", choices=["best", *map(str, lm_paper.NEIGHBOURS)],
+        help="of the top-k rows of deeper models; best: of each kind that of the lowest validation loss at 1 layer",
+    )  # fmt: skip
+    lm.add_argument("--steps", type=read_count, default=2000)
+    lm.add_argument("--validations", type=read_count, default=20, help="during training")
     lm.add_argument("--keep", default="last", choices=["last", "best"], help="weights to evaluate; the paper's are the last")
-    lm.add_argument("--batch", type=int)
+    lm.add_argument("--batch", type=read_count)
     lm.add_argument("--rate", type=float)
     lm.add_argument("--final-rate", type=float)
     lm.set_defaults(list=list_lm, finish=finish_lm)
     for part in (length, regbench, lm):
         part.add_argument("--seeds", default="0")
-        part.add_argument("--workers", type=int, default=1, help="runs at a time on the one GPU")
+        part.add_argument("--workers", type=read_count, default=1, help="runs at a time on the one GPU")
         part.add_argument("--minutes", type=float, default=1e6, help="start no run after these; with --resume-dir, stop all")
-        part.add_argument("--resume-dir", type=Path, help="folder for the state of runs that are stopped, to go on with later")
+        part.add_argument("--resume-dir", type=Path, help="folder for the state of runs, to go on with later")
         part.add_argument("--out", type=Path)
     return parser.parse_args()
 
 
 def main() -> int:
     given = read_arguments()
-    out = given.out or Path("results") / given.experiment
-    out.mkdir(parents=True, exist_ok=True)
-    configs = given.list(given)
-    done = [run.config for path in out.glob("*.jsonl") for run in load_results(path)]
-    todo = [config for config in configs if strip_place(config) not in done]
-    print(f"{len(todo)} of {len(configs)} runs to do on {torch.cuda.get_device_name()}", flush=True)
-    context = processes.get_context("spawn")
-    queue, failed = context.Queue(), context.Value("i", 0)
-    for config in [*todo, *[None] * given.workers]:
-        queue.put(config)
-    deadline = context.Value("d", time.time() + 60 * given.minutes, lock=False)
-    workers = [context.Process(target=work, args=(queue, out, deadline, failed, given)) for _ in range(given.workers)]
-    for worker in workers:
-        worker.start()
+    given.out = given.out or Path("results") / given.experiment
+    given.out.mkdir(parents=True, exist_ok=True)
+    given.state = given.resume_dir or Path(tempfile.mkdtemp(prefix="make-"))
+    deadline = processes.get_context("spawn").Value("d", time.time() + 60 * given.minutes, lock=False)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: setattr(deadline, "value", 0))
-    for worker in workers:
-        worker.join()
-    return failed.value
+    failed = 0
+    try:
+        for configs in given.list(given):
+            failed += carry_out(configs, deadline, given)
+            if time.time() > deadline.value:
+                break
+    finally:
+        if given.state.is_dir() and any(given.state.iterdir()):
+            print(f"runs that have no line yet are in {given.state}; --resume-dir {given.state} goes on with them", flush=True)
+        elif given.resume_dir is None:
+            given.state.rmdir()
+    return failed
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ Compile = Literal["none", "parts", "whole"]
 Keep = Literal["best", "last"]
 ABSENT = "absent"
 # where and how, which may change when a run is resumed; a folder of data is known by its checksum
-FREE = ("training.device", "training.compile", "training.graph", "data.folder")
+FREE = ("training.device", "training.compile", "training.graph", "training.checkpoint_every", "data.folder")
 
 
 class RunError(Exception):

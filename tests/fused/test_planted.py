@@ -47,6 +47,7 @@ PLANTS = {
     "the bound of a margin is above θ": Plant(
         "threshold.py", "(margin if RULE == ANCHORED", "(0.3 * margin if RULE == ANCHORED", "skipping relumax"
     ),
+    "the rough bound is above θ": Plant("threshold.py", "peak - rough", "peak - 0.3 * rough", "skipping causal"),
     "masked tiles are not flagged": Plant(
         "threshold.py", "tl.full((WORD,), 1, tl.int32)", "tl.full((WORD,), 0, tl.int32)", "skipping relumax"
     ),
@@ -68,6 +69,7 @@ PLANTS = {
     # tiles.py and profiles.py
     "a whole tile is dropped": Plant("tiles.py", "whole[4] - whole[3] if WHOLE", "whole[4] - whole[3] - 1 if WHOLE"),
     "mask is off by one": Plant("tiles.py", "(o_n < hi)", "(o_n <= hi)"),
+    "masked keys have weights": Plant("tiles.py", "tl.where(legal(o_n, lo, hi), 0.0, -INF)", "0.0 * (o_n + lo)", "half"),
     "a tile on the diagonal counts as whole": Plant("tiles.py", "full_last // BLOCK_N", "tl.cdiv(full_last, BLOCK_N)"),
     "a tile that begins another sample counts as whole": Plant(
         "tiles.py", "tl.cdiv(full_first, BLOCK_N)", "full_first // BLOCK_N", "triweight"
@@ -81,23 +83,26 @@ PLANTS = {
     "wrong power of the slope": Plant("profiles.py", "log2_1p(z) * (r - 1.0)", "log2_1p(z) * r", "entmax(1.7)"),
     "weights sum to r^r": Plant("weights.py", "return r**r if", "return 1.0 if"),
     # forward
-    "masked keys have weights": Plant("forward.py", "k, steep = tl.where(seen, k, 0.0)", "k, steep = k", "half"),
     "Newton stops early": Plant("forward.py", "tolerate(order, TOLERANCE, R) * reach", "0.2 * reach", "soft"),
     "the last step of Newton leaves the values alone": Plant(
-        "forward.py", "acc -= lower[:, None] * tilt", "acc -= 0.0 * tilt", "soft"
+        "forward.py", "(-lower * factor)[:, None]", "(0.0 * factor)[:, None]", "soft"
     ),
     "the last step of Newton lacks r for the values": Plant(
-        "forward.py", "acc -= lower[:, None] * tilt", "acc -= step[:, None] * tilt", "soft"
+        "forward.py", "(-lower * factor)[:, None]", "(-step * factor)[:, None]", "soft"
     ),
     "the last step of Newton lacks r for the mass": Plant(
-        "forward.py", "mass -= lower * slopes", "mass -= step * slopes", "soft"
+        "forward.py", "growth * mass - lower * slopes", "growth * mass - step * slopes", "soft"
     ),
     "the tilt is that of the last tile": Plant(
-        "forward.py", "tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)", "tilt = dot(steep.to(b_v.dtype), b_v)"
+        "forward.py", "tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)", "tilt = add_dot(0.0 * tilt, steep.to(b_v.dtype), b_v)"
     ),
     "a rising maximum leaves the sum as it was": Plant("forward.py", "mass = mass * fade", "mass = mass * 1.0", "gaussian"),
+    "nothing in reach pulls": Plant("weights.py", "tl.where(alone, 0.0, gain)", "gain", "rectified"),
+    "nothing in reach has no weights backward": Plant(
+        "weights.py", "tl.where(alone, -factor / TINY, theta)", "theta", "rectified"
+    ),
     "nothing in reach weighs nothing": Plant("forward.py", "tl.where(alone[:, None], flatter, acc)", "acc", "rectified"),
-    "best keys are counted among masked ones": Plant("forward.py", "equal if WHOLE else equal & seen", "equal", "tied"),
+    "tied best keys are counted once": Plant("forward.py", "slopes / tl.maximum(best, 1.0)", "slopes", "tied"),
     "a tie at the edge is cut short": Plant("weights.py", "(o_n <= cut)", "(o_n < cut)", "topk_softmax"),
     "light tiles are not handed on": Plant("forward.py", "(more == 0.0)", "(more <= 0.3)", "skipping"),
     "support counts zeros": Plant("forward.py", "tl.sum((k > 0.0)", "tl.sum((k >= 0.0)"),
@@ -115,10 +120,11 @@ PLANTS = {
         "forward.py", "(count if hides(BENDS) else b_hi - b_lo)", "(b_hi - b_lo)", "biased rectified"
     ),
     "what is hidden is multiplied by zero": Plant("tiles.py", "[:, None], b, 0.0).to(b.dtype)", "[:, None], b, b)", "allowed"),
+    "what is hidden pulls": Plant("tiles.py", "tl.where(s == -INF, 0.0, ds) if hides(BENDS) else ds", "ds", "allowed"),
     "dbias holds the scale": Plant(
         "backward_bias.py",
-        "offset[:, None], share[:, None], RULE, R)",
-        "offset[:, None], share[:, None], RULE, R) * scale",
+        "acc += quiet(ds, s, BENDS)",
+        "acc += quiet(ds, s, BENDS) * scale",
         "biased",
     ),
     "dbias is that of one sample": Plant("backward_bias.py", "else (0, B)", "else (B - 1, B)", "shared"),
@@ -154,13 +160,21 @@ PLANTS = {
         "backward_bias.py", "dw = thin(dw, drop, o_m[:, None], o_n[None, :])", "dw = dw", "thinned"
     ),
     # backward of the queries
-    "keys that a row does not see move the centre": Plant(
-        "backward.py", "tl.sum(steep if WHOLE else tl.where(seen, steep, 0.0), 1)", "tl.sum(steep, 1)"
+    "the centre in fp32 is no mean": Plant(
+        "backward.py", "centre = sums / tl.where(slopes > 0.0, slopes, 1.0)", "centre = sums"
     ),
     "ds is not centred": Plant("backward.py", "(-gain * centre)[:, None]", "(0.0 * centre)[:, None]"),
-    "masked keys pull": Plant("backward.py", "ds = tl.where(seen, ds, 0.0)\n            b_k", "ds = ds\n            b_k"),
     "θ gets the wrong sign": Plant("backward.py", "/ kept[2] * lean", "/ -kept[2] * lean", "relumax"),
     "the share of θ lacks r": Plant("backward.py", "-R / tl.where(known", "-1.0 / tl.where(known", "relumax"),
+    "the share in half precision lacks the scale": Plant(
+        "backward.py", "row[9] if RULE == FIXED else share * scale", "row[9] if RULE == FIXED else share", "half relumax"
+    ),
+    "an anchored θ is off": Plant(
+        "weights.py", "tl.fma(raw - peak, rise, 1.0)", "tl.fma(raw - peak, rise, 0.9)", "half relumax"
+    ),
+    "dv lacks 1/Z": Plant("backward.py", "w = w * row[8]", "w = w", "relumax"),
+    "dv in half precision lacks 1/r": Plant("backward.py", "gain * (1.0 / (R * rise))", "gain * (1.0 / rise)", "half relumax"),
+    "a best score is taken for a best q·k": Plant("threshold.py", "tl.where(live, top, LONGEST)", "peak", "half relumax"),
     "the best key loses its share": Plant("backward.py", "tl.where(s == row[3], share, 0.0)", "0.0 * ds", "relumax"),
     "the k-th key loses its share": Plant("backward.py", "o_n == row[6]", "o_n == row[6] - 1", "topk"),
     "dq lacks the scale": Plant("backward.py", "dq_m, acc * scale", "dq_m, acc"),
@@ -175,19 +189,21 @@ PLANTS = {
     "the keys of a head see the centres of the first": Plant(
         "backward.py", "(b * H + h) * padded", "b * H * padded", "half softmax"
     ),
-    "ds of masked queries moves a key": Plant(
-        "backward.py", "ds = tl.where(seen, ds, 0.0)\n            ds", "ds = ds\n            ds", "half"
+    "keys that no query sees are read": Plant(
+        "backward.py", "m_n = (o_n >= tl.load(p_seen + 2)) & (o_n < tl.load(p_seen + 3))", "m_n = o_n < K", "half sparsemax"
     ),
     "copied queries are of the first head": Plant("backward.py", "d_q.load([b, h,", "d_q.load([b, 0 * h,", "copied"),
     "copied gradients are of the first sample": Plant("backward.py", "d_do.load([b, h,", "d_do.load([0 * b, h,", "copied"),
     "a group adds one head twice": Plant("backward.py", "key_head * GROUP + member", "key_head * GROUP", "grouped"),
     "dv is that of the last tile": Plant("backward.py", "dv = add_dot(dv, w", "dv = add_dot(0.0 * dv, w"),
-    "queries before a key move its value": Plant("backward.py", "w = tl.where(seen, w, 0.0)", "w = w"),
     # lists
     "a block with one key of a tile is not listed": Plant("lists.py", "(last > begin)", "(last > begin + 1)", "gaussian"),
     "a partly seen tile is listed as whole": Plant("lists.py", "(full_last >= end)", "(full_last > begin)"),
     "a flag is that of the tile before": Plant(
         "lists.py", "block * tiles + tile,", "block * tiles + tl.maximum(tile - 1, 0),", "skipping"
+    ),
+    "the last key that is seen passes for hidden": Plant(
+        "lists.py", "tl.max(tl.where(seen, last, 0), 0)", "tl.max(tl.where(seen, last, 0), 0) - 1"
     ),
     "a list lacks a whole tile": Plant("lists.py", "+ 1, whole)", "+ 1, tl.maximum(whole - 1, 0))"),
     "every sample has the bounds of the first": Plant("lists.py", "head // H * bounds_b", "head // H * 0", "rectified"),
@@ -247,14 +263,19 @@ def normal(*shape, seed=0):
 
 def attending(
     kernel, mask, queries=40, keys=40, batch=1, heads=(1, 1), dims=(5, 7), sharp=1.0, tied=False, dtype=torch.float32,
-    bias=None, alpha=None, dropout=0.0,
+    bias=None, alpha=None, dropout=0.0, spoilt=None,
 ):  # fmt: skip
-    """attend with its readout. `tied` scores are whole numbers, which tie and lie on edges. Bias and alpha are learned."""
+    """attend with its readout. `tied` scores are whole numbers, which tie and lie on edges. Bias and alpha are learned.
+
+    Keys from `spoilt` on, which no query may see, are no numbers.
+    """
     (h, hk), (d, dv) = heads, dims
     shapes = (batch, h, queries, d), (batch, hk, keys, d), (batch, hk, keys, dv)
     q, k, v = (normal(*shape, seed=seed) for seed, shape in enumerate(shapes))
     if tied:
         q, k = ((1.2 * x).round().clamp(-2, 2) for x in (q, k))
+    if spoilt is not None:
+        k[:, :, spoilt:] = v[:, :, spoilt:] = torch.nan
     if isinstance(mask, Allowed):
         v[:, :, 4] = torch.nan  # a key that is hidden from all may hold anything
     scale = torch.ones(h) if tied else sharp * torch.linspace(0.5, 1.3, h)
@@ -339,10 +360,12 @@ BATTERY = {
     "half biweight": attending("biweight", Causal(), dtype=torch.float16),
     "copied biweight": attending("biweight", Causal(), batch=2, heads=(4, 2), dims=(16, 8), sharp=0.3, dtype=torch.float16),
     "half softmax": attending("gaussian", Causal(), heads=(4, 2), sharp=0.3, dtype=torch.float16),
-    "half sparsemax": attending("epanechnikov", Causal() & Padding([30], queries=[27]), dtype=torch.float16),
+    "half sparsemax": attending("epanechnikov", Causal() & Padding([30], queries=[27]), dtype=torch.float16, spoilt=30),
     "skipping biweight": attending("biweight", None, 2, 100, sharp=1.5),
+    "skipping causal biweight": attending("biweight", Causal(), 2, 98, sharp=1.5),
     "skipping relumax": attending("relumax(r=1, b=1)", None, 2, 78),
     "relumax with ALiBi": attending("relumax(r=2, b=2)", Causal(1) & ALiBi(), 18, 35),
+    "half relumax": attending("relumax(r=2, b=2)", Causal(), 20, 20, sharp=0.7, dtype=torch.float16),
     "tied relumax": attending("relumax(r=1, b=2)", Causal(), 20, 20, tied=True),
     "rectified": attending("rectified(r=1, b=0.1)", Causal() & Padding([9, 40], queries=[12, 40]), batch=2),
     "padded sparsemax": attending("epanechnikov", Padding([20], queries=[9]), 20, 20),

@@ -21,8 +21,9 @@ import triton
 import triton.language as tl
 
 from compactattn.fused.drops import open_drop, thin
+from compactattn.fused.lists import COUNTS
 from compactattn.fused.profiles import INF, LEARNED, LOG2E, is_whole, load_order, order_slope
-from compactattn.fused.threshold import ANCHORED, FIXED, LENGTHS, NEAREST, NORMALISING
+from compactattn.fused.threshold import ANCHORED, FIXED, LENGTHS, NEAREST, NORMALISING, is_plain
 from compactattn.fused.tiles import (
     add_dot,
     bends_of,
@@ -34,12 +35,14 @@ from compactattn.fused.tiles import (
     hides,
     hush,
     load_rows,
+    load_scale,
     open_block,
     plan,
-    sees,
+    quiet,
+    scores,
     store_rows,
 )
-from compactattn.fused.weights import is_even, is_plain, load_kept, make_row, turn_row, weigh, whole_mass
+from compactattn.fused.weights import is_even, load_kept, make_row, turn_row, weigh, whole_mass
 
 
 @triton.jit
@@ -84,7 +87,7 @@ def backward_queries(
     row, gain = make_row(kept, b_at, scale, bends, order, margin, True, RULE, R, PEAKED)
 
     block = tl.cast(head, tl.int64) * tl.cdiv(Q, BLOCK_M) + begin // BLOCK_M
-    counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
+    counts = (tl.load(p_count + COUNTS * block), tl.load(p_count + COUNTS * block + 1)) if LISTED else (0, 0)
     sight = (b_at, b_lo, b_hi, bounds, plan(bounds, BLOCK_N), counts)
     keys = (p_k, p_v, k_n, v_n, p_list + block * tiles, tiles)
     drop = open_drop(p_seed, b, h, limit, boost) if DROPS else (0, 0, 0, 0)
@@ -101,27 +104,26 @@ def backward_queries(
         )  # fmt: skip
         centre = sums / tl.where(slopes > 0.0, slopes, 1.0)
     else:
-        p_rest = p_tilt + o_o + (far * DV if TILTED else 0)
-        rest = sum_product(b_do, load_rows(p_rest, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False))
-        if TILTED:
+        p_mean = p_tilt + o_o if TILTED and RULE == NORMALISING else p_o + o_o
+        mean = load_rows(p_mean, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False).to(tl.float32)
+        if not EXACT:
+            p_rest = p_tilt + o_o + (far * DV if TILTED else 0)
+            mean += load_rows(p_rest, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False).to(tl.float32)
+        centre = sum_product(b_do, mean)
+        if TILTED and RULE != NORMALISING:
             lean = sum_product(b_do, load_rows(p_tilt + o_o, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False))
-        if TILTED and RULE == NORMALISING:
-            centre = lean + rest
-        else:
-            centre = sum_product(b_do, load_rows(p_o + o_o, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False)) + rest
-            if TILTED:
-                known = kept[1] > 0.0
-                share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * lean, 0.0)
+            known = kept[1] > 0.0
+            share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * lean, 0.0)
     o_pulled = block * BLOCK_M + tl.arange(0, BLOCK_M)
     padded = tl.cast(tl.num_programs(0), tl.int64) * BLOCK_M
     if is_even(RULE, R, BENDS, EXACT):  # all that `backward_keys` needs, for every row of the block
         tl.store(p_pulled + 2 * o_pulled, row[10])
         tl.store(p_pulled + 2 * o_pulled + 1, -gain * scale * centre)
     elif is_plain(RULE, R, BENDS, EXACT):
-        tl.store(p_pulled + o_pulled, row[9])
-        tl.store(p_pulled + padded + o_pulled, row[10])
-        tl.store(p_pulled + 2 * padded + o_pulled, gain * scale)
-        tl.store(p_pulled + 3 * padded + o_pulled, -gain * scale * centre)
+        tl.store(p_pulled + o_pulled, row[3] if RULE == ANCHORED else row[10])
+        tl.store(p_pulled + padded + o_pulled, gain * scale)
+        tl.store(p_pulled + 2 * padded + o_pulled, -gain * scale * centre)
+        tl.store(p_pulled + 3 * padded + o_pulled, row[9] if RULE == FIXED else share * scale)
     else:
         tl.store(p_pulled + o_pulled, centre)
         tl.store(p_pulled + padded + o_pulled, share * scale)
@@ -198,24 +200,21 @@ def pull_keys(
         m_n = (o_n >= bounds[0]) & (o_n < bounds[1])
         b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
         b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
-        raw = dot(b_q, tl.trans(b_k))
+        raw = scores(b_q, tl.trans(b_k), o_n[None, :], b_lo[:, None], b_hi[:, None], WHOLE)
         dw = dot(b_do, tl.trans(b_v))
         if DROPS:
             dw = thin(dw, drop, b_m, o_n[None, :]) * drop[3]
         s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
         ds = steep * dw if CENTRE else pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
-        if not WHOLE:
-            seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
-            ds = tl.where(seen, ds, 0.0)
-            b_k = hush(b_k, seen, 0, BENDS)
+        ds = quiet(ds, s, BENDS)
+        b_k = hush(b_k, s, 0, BENDS)
         if CENTRE or RULE == FIXED or (RULE == NORMALISING and R != INF and BENDS == 0):
             drift += tl.sum(ds, 1)
         if CENTRE:
-            dorder += tl.sum(steep if WHOLE else tl.where(seen, steep, 0.0), 1)
+            dorder += tl.sum(steep, 1)
         else:
             if R == LEARNED:
-                more = order_slope(k, row[11]) * (dw - pulls[2])
-                dorder += tl.sum(more if WHOLE else tl.where(seen, more, 0.0), 1)
+                dorder += tl.sum(quiet(order_slope(k, row[11]) * (dw - pulls[2]), s, BENDS), 1)
             acc = add_dot(acc, ds.to(b_k.dtype), b_k)
     return acc, drift, dorder
 
@@ -240,15 +239,17 @@ def backward_keys(
     head = tl.program_id(0) // blocks
     b, key_head = tl.cast(head // (H // GROUP), tl.int64), tl.cast(head % (H // GROUP), tl.int64)
     o_n = begin + tl.arange(0, BLOCK_N)
-    b_k = load_rows(p_k + b * k_b + key_head * k_h, begin, o_n < K, k_n, D, BLOCK_N, BLOCK_D, False)
-    b_v = load_rows(p_v + b * v_b + key_head * v_h, begin, o_n < K, v_n, DV, BLOCK_N, BLOCK_DV, False)
+    p_seen = p_count + COUNTS * ((b * H + key_head * GROUP) * blocks + begin // BLOCK_N)
+    m_n = (o_n >= tl.load(p_seen + 2)) & (o_n < tl.load(p_seen + 3))  # what no query sees may hold anything
+    b_k = load_rows(p_k + b * k_b + key_head * k_h, begin, m_n, k_n, D, BLOCK_N, BLOCK_D, False)
+    b_v = load_rows(p_v + b * v_b + key_head * v_h, begin, m_n, v_n, DV, BLOCK_N, BLOCK_DV, False)
     dk = tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
     dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
     sight = (p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b)
     steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
     for member in range(GROUP):
         h = key_head * GROUP + member
-        scale = tl.load(p_scale + h * scale_h)
+        scale = load_scale(p_scale + h * scale_h)
         order = load_order(p_orders, h) if R == LEARNED else R
         bends = (b, h, p_slopes, p_bias, p_allowed, steps)
         block = (b * H + h) * blocks + begin // BLOCK_N
@@ -261,13 +262,13 @@ def backward_keys(
         drop = open_drop(p_seed, b, h, limit, boost) if DROPS else (0, 0, 0, 0)
         dk, dv = pull_queries(
             dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
-            tl.load(p_count + 2 * block), tiles, scale, bends, order, margin, drop,
+            tl.load(p_count + COUNTS * block), tiles, scale, bends, order, margin, drop,
             RULE, R, BENDS, EXACT, PEAKED, DROPS, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
         )  # fmt: skip
         if not hides(BENDS):
             dk, dv = pull_queries(
                 dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
-                tl.load(p_count + 2 * block + 1), tiles, scale, bends, order, margin, drop,
+                tl.load(p_count + COUNTS * block + 1), tiles, scale, bends, order, margin, drop,
                 RULE, R, BENDS, EXACT, PEAKED, DROPS, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
             )  # fmt: skip
     dv = dv * (1.0 / whole_mass(RULE, R))
@@ -316,12 +317,15 @@ def pull_queries(
             bends_of(bends[1], (bends[0], o_m, b_lo, b_hi), bends[2], bends[3], bends[4], bends[5], BENDS), order, margin,
             RULE, R, BENDS, EXACT, PEAKED,
         )  # fmt: skip
-        raw = dot(b_k, tl.trans(b_q)) if KEYS_FIRST else dot(b_q, tl.trans(b_k))
+        lo, hi = along(b_lo, KEYS_FIRST), along(b_hi, KEYS_FIRST)
+        if KEYS_FIRST:  # noqa: SIM108
+            raw = scores(b_k, tl.trans(b_q), o_n, lo, hi, WHOLE)
+        else:
+            raw = scores(b_q, tl.trans(b_k), o_n, lo, hi, WHOLE)
         s, w, steep = weigh(raw, o_n, row, RULE, R, BENDS, EXACT)
-        if not WHOLE:
-            seen = sees(s, o_n, along(b_lo, KEYS_FIRST), along(b_hi, KEYS_FIRST), BENDS)
-            w = tl.where(seen, w, 0.0)
-            b_q, b_do = hush(b_q, seen, 1, BENDS), hush(b_do, seen, 1, BENDS)
+        if RULE == ANCHORED and is_whole(R):
+            w = w * row[8]
+        b_q, b_do = hush(b_q, s, 1, BENDS), hush(b_do, s, 1, BENDS)
         if DROPS:
             w = thin(w, drop, along(o_m, KEYS_FIRST), o_n)
         w = w.to(b_do.dtype)
@@ -330,10 +334,7 @@ def pull_queries(
             dw = dot(b_v, tl.trans(b_do)) if KEYS_FIRST else dot(b_do, tl.trans(b_v))
             if DROPS:
                 dw = thin(dw, drop, along(o_m, KEYS_FIRST), o_n) * drop[3]
-            ds = pull(s, o_n, row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
-            if not WHOLE:
-                ds = tl.where(seen, ds, 0.0)
-            ds = ds.to(b_q.dtype)
+            ds = quiet(pull(s, o_n, row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R), s, BENDS).to(b_q.dtype)
             dk = add_dot(dk, ds if KEYS_FIRST else tl.trans(ds), b_q)
     return dk, dv
 
@@ -356,9 +357,11 @@ def load_pulled(
         rise, gain = (scale * LOG2E, scale) if R == INF else (scale, scale * (R / whole_mass(RULE, R)))
         return (base, scale, bends, base, base, base, base, base, base, rise, base, order), (gain, offset, base)
     elif is_plain(RULE, R, BENDS, EXACT):
-        rise, base = tl.load(p_pulled + o_pulled)[:, None], tl.load(p_pulled + padded + o_pulled)[:, None]
-        gain, offset = tl.load(p_pulled + 2 * padded + o_pulled)[:, None], tl.load(p_pulled + 3 * padded + o_pulled)[:, None]
-        return (base, scale, bends, base, base, base, base, base, base, rise, base, order), (gain, offset, base)
+        base, gain = tl.load(p_pulled + o_pulled)[:, None], tl.load(p_pulled + padded + o_pulled)[:, None]
+        offset, last = tl.load(p_pulled + 2 * padded + o_pulled)[:, None], tl.load(p_pulled + 3 * padded + o_pulled)[:, None]
+        rise = scale * (1.0 / margin) if RULE == ANCHORED else last
+        inverse = gain * (1.0 / (R * rise)) if RULE == ANCHORED else base
+        return (base, scale, bends, base, base, base, base, base, inverse, rise, base, order), (gain, offset, last)
     else:
         centre, share = tl.load(p_pulled + o_pulled)[:, None], tl.load(p_pulled + padded + o_pulled)[:, None]
         kept = load_kept(p_kept, o_rows, m_rows, far, RULE)

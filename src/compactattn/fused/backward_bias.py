@@ -10,7 +10,7 @@ from compactattn.fused.backward import pull
 from compactattn.fused.drops import open_drop, thin
 from compactattn.fused.profiles import LEARNED, load_order
 from compactattn.fused.threshold import LENGTHS
-from compactattn.fused.tiles import bends_of, dot, load_rows, load_sight, sees, span
+from compactattn.fused.tiles import bends_of, dot, load_rows, load_scale, load_sight, quiet, scores, span
 from compactattn.fused.weights import load_kept, make_row, turn_row, weigh
 
 
@@ -43,7 +43,7 @@ def backward_bias(
     for sample in range(b_0, b_1):
         for of_sample in range(h_0, h_1):
             b, h = tl.cast(sample, tl.int64), tl.cast(of_sample, tl.int64)
-            scale = tl.load(p_scale + h * scale_h)
+            scale = load_scale(p_scale + h * scale_h)
             order = load_order(p_orders, h) if R == LEARNED else R
             drop = open_drop(p_seed, b, h, limit, boost) if DROPS else (0, 0, 0, 0)
             for block in range(block_0, block_1):
@@ -71,12 +71,13 @@ def backward_bias(
                         b_v = load_rows(
                             p_v + b * v_b + h // GROUP * v_h, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, False
                         )
-                        s, _, steep = weigh(dot(b_q, tl.trans(b_k)), o_n[None, :], flat, RULE, R, BENDS, EXACT)
+                        raw = scores(b_q, tl.trans(b_k), o_n[None, :], b_lo[:, None], b_hi[:, None], False)
+                        s, _, steep = weigh(raw, o_n[None, :], flat, RULE, R, BENDS, EXACT)
                         dw = dot(b_do, tl.trans(b_v))
                         if DROPS:
                             dw = thin(dw, drop, o_m[:, None], o_n[None, :]) * drop[3]
                         ds = pull(s, o_n[None, :], flat, steep, dw, gain[:, None], offset[:, None], share[:, None], RULE, R)
-                        acc += tl.where(sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS), ds, 0.0)
+                        acc += quiet(ds, s, BENDS)
     o_m, o_n = block_0 * BLOCK_M + tl.arange(0, BLOCK_M), tile_0 * BLOCK_N + tl.arange(0, BLOCK_N)
     if not BY_QUERY:
         acc = tl.where((o_m == 0)[:, None], tl.sum(acc, 0)[None, :], 0.0)

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from compactattn.fused import decode_launch
 from compactattn.fused.profiles import INF, any_powers, is_whole, root, whole_powers
-from compactattn.fused.threshold import ANCHORED, EPS, FIXED, LARGEST, MOST_TURNS, NEAREST, NORMALISING, to_ordered
+from compactattn.fused.threshold import ANCHORED, EPS, FIXED, LONGEST, MOST_TURNS, NEAREST, NORMALISING, to_ordered
 from compactattn.fused.tiles import shift
 
 PAGE = tl.constexpr(decode_launch.PAGE)
@@ -159,7 +159,7 @@ def find_threshold(
         reach = tl.cast(margin, tl.float32)
     elif RULE == FIXED:
         theta = tl.load(p_scale + h * scale_h) - margin
-        reach = tl.minimum(peak - theta, LARGEST)
+        reach = tl.minimum(peak - theta, LONGEST)
     elif R == INF and RULE == NORMALISING:
         reach = tl.cast(INF, tl.float32)
     else:
@@ -181,7 +181,7 @@ def find_threshold(
         if RULE == NEAREST:
             theta, cut = kth_largest(p_s, p_list, listed * PAGE, wanted, BLOCK)
             cut = tl.where(cut >= 0, cut + begin * PAGE, cut)
-            reach = tl.where(peak == theta, 0.0, tl.minimum(peak - theta, LARGEST))
+            reach = tl.where(peak == theta, 0.0, tl.minimum(peak - theta, LONGEST))
         else:
             reach = newton(p_s, p_list, listed * PAGE, peak, reach, 4 * EPS, True, R, BLOCK)
     if RULE != FIXED and RULE != NEAREST:

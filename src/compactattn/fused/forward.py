@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from compactattn.fused.drops import open_drop, thin
+from compactattn.fused.lists import COUNTS
 from compactattn.fused.profiles import ALL, INF, LOG2E, is_whole
 from compactattn.fused.threshold import (
     ANCHORED,
@@ -36,15 +37,15 @@ from compactattn.fused.tiles import (
     add_dot,
     bend,
     count_tiles,
-    dot,
     find_tile,
     grounded,
     hides,
     hush,
+    legal,
     load_rows,
     open_block,
     plan,
-    sees,
+    scores,
     store_rows,
 )
 from compactattn.fused.weights import is_direct, load_kept, make_row, turn_row, weigh
@@ -88,7 +89,7 @@ def forward(
     far = tl.cast(rows, tl.int64)
     block = tl.cast(head, tl.int64) * tl.cdiv(Q, BLOCK_M) + begin // BLOCK_M
     lists = (p_list + block * tiles, p_flags + block * tiles, tiles)
-    counts = (tl.load(p_count + 2 * block), tl.load(p_count + 2 * block + 1)) if LISTED else (0, 0)
+    counts = (tl.load(p_count + COUNTS * block), tl.load(p_count + COUNTS * block + 1)) if LISTED else (0, 0)
     whole = plan(bounds, BLOCK_N)
     sight = (b_at, b_lo, b_hi, bounds, whole, counts)
     b_m = begin + tl.arange(0, BLOCK_M)[:, None]
@@ -142,17 +143,11 @@ def forward(
     if SOLVES:
         lower = R * step if is_whole(R) else order * step / reach
         # Σ y^(r−2) v is not at hand; the sums and means go on from r and r − 1 to r − 2 as those of an exponential tail do
-        share = tl.where(slopes > 0.0, lower * slopes / tl.where(mass > 0.0, mass, 1.0), 0.0)
+        ratio = slopes / tl.where(mass > 0.0, mass, 1.0)
+        share = lower * ratio
         lean = share / (1.0 - tl.minimum(share, 0.5))
-        nearer = acc / tl.where(mass > 0.0, mass, 1.0)[:, None] * slopes[:, None]
-        turned = tilt + lean[:, None] * (nearer - tilt)
-        if is_whole(R):
-            acc -= lower[:, None] * tilt
-            mass -= lower * slopes
-        else:  # in units of ρ, which shrinks: what is left of the step does not grow with r
-            acc += lower[:, None] * (acc - tilt)
-            mass += lower * (mass - slopes)
-        tilt = turned
+        growth = 0.0 if is_whole(R) else lower  # in units of ρ, which shrinks: what is left of the step does not grow with r
+        mass += growth * mass - lower * slopes
         reach = shorten(reach, step)
     if RULE == FIXED:
         alone = live & (mass == 0.0)
@@ -169,26 +164,32 @@ def forward(
     if SOFT:
         reach = none + INF
     mass = tl.where(mass == 0.0, 1.0, mass)  # no key: 0 / 1
-    if DROPS:
-        acc, tilt = acc * boost, tilt * boost
-
-    out = tl.where(live[:, None], acc / tl.abs(mass)[:, None], 0.0)
-    out = tl.where((peak == peak)[:, None], out, peak[:, None])  # a score that is not a number
+    thinned = boost if DROPS else 1.0
+    divisor = tl.where(live, tl.abs(mass) / thinned, INF)
+    divisor = tl.where(peak == peak, divisor, peak)  # a score that is not a number
+    factor = 1.0 / divisor
+    if SOLVES:
+        out = tl.fma(tilt, (-lower * factor)[:, None], acc * (factor + growth * factor)[:, None])
+    else:  # in fp32 its error in the last bits counts: the centre of ds is do·o
+        out = acc / divisor[:, None] if EXACT else acc * factor[:, None]
     store_rows(p_o + b * o_b + h * o_h, begin, m_rows, o_m, out, DV, BLOCK_M, BLOCK_DV)
     tl.store(p_kept + PEAK * far + o_rows, peak, mask=m_rows)
     tl.store(p_kept + REACH * far + o_rows, reach, mask=m_rows)
     tl.store(p_kept + MASS * far + o_rows, mass, mask=m_rows)
     tl.store(p_kept + SLOPES * far + o_rows, slopes / tl.maximum(best, 1.0), mask=m_rows)
-    if GRAD and R != 0.0:
+    if GRAD and R != 0.0 and not (SOLVES and EXACT):
         p_tilt += b * o_b + h * o_h
-        other = p_tilt + far * DV
         if TILT:
-            mean = tl.where(live[:, None], tilt / tl.where(slopes == 0.0, 1.0, slopes)[:, None], 0.0)
-            store_rows(p_tilt, begin, m_rows, o_m, mean if SOLVES else mean - out, DV, BLOCK_M, BLOCK_DV)
-        centred = mean if SOLVES else out
-        store_rows(
-            other if TILT else p_tilt, begin, m_rows, o_m, centred - centred.to(b_q.dtype).to(tl.float32), DV, BLOCK_M, BLOCK_DV
-        )
+            factor = tl.where(live & (slopes != 0.0), thinned / tl.where(slopes == 0.0, 1.0, slopes), 0.0)
+            if SOLVES:
+                mean = tl.fma(tilt, (factor - lean * factor)[:, None], acc * (lean * ratio * factor)[:, None])
+            else:
+                mean = tl.fma(tilt, factor[:, None], -out)
+            store_rows(p_tilt, begin, m_rows, o_m, mean, DV, BLOCK_M, BLOCK_DV)
+        if not EXACT:
+            centred = mean if SOLVES else out
+            rest = centred - rounded(centred, b_q.dtype)
+            store_rows(p_tilt + (far * DV if TILT else 0), begin, m_rows, o_m, rest, DV, BLOCK_M, BLOCK_DV)
     if READOUT:
         tl.store(p_support + o_rows, support, mask=m_rows)
 
@@ -222,12 +223,9 @@ def gather(
             else:
                 b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
                 b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
-            raw = dot(b_q, tl.trans(b_k))
+            raw = scores(b_q, tl.trans(b_k), o_n[None, :], b_lo[:, None], b_hi[:, None], WHOLE)
             if SOFT:
                 s = bend(raw * row[1], o_n[None, :], row[0], row[2], BENDS)
-                if not WHOLE:
-                    seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
-                    s = tl.where(seen, s, -INF)
                 top = tl.maximum(peak, tl.reduce(s, 1, larger), propagate_nan=ALL)
                 ground = grounded(top)
                 fade = tl.exp2((peak - ground) * LOG2E)
@@ -237,14 +235,9 @@ def gather(
                 peak = top
             else:
                 s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
-                if not WHOLE:
-                    seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
-                    k, steep = tl.where(seen, k, 0.0), tl.where(seen, steep, 0.0)
                 if RULE == ANCHORED and GRAD and TILT:
-                    equal = s == row[3]
-                    best += tl.sum((equal if WHOLE else equal & seen).to(tl.float32), 1)
-            if not WHOLE:
-                b_v = hush(b_v, seen, 0, BENDS)
+                    best += tl.sum((s == row[3]).to(tl.float32), 1)
+            b_v = hush(b_v, s, 0, BENDS)
             if RULE == FIXED or R == INF:
                 k = rounded(k, b_v.dtype)
             more = tl.sum(k, 1)
@@ -296,9 +289,10 @@ def spread(
             tl.store(p_flags + tile, 1)
         o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         b_v = load_rows(p_v, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), v_n, DV, BLOCK_N, BLOCK_DV, False)
-        s = bend(tl.zeros((BLOCK_M, BLOCK_N), tl.float32), o_n[None, :], b_at[:, None], bends, BENDS)
-        seen = sees(s, o_n[None, :], b_lo[:, None], b_hi[:, None], BENDS)
+        s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), 0.0, -INF)
+        s = bend(s, o_n[None, :], b_at[:, None], bends, BENDS)
+        seen = (s == -INF) == 0
         used = thin(seen.to(tl.float32), drop, b_m, o_n[None, :]) if DROPS else seen
-        acc = add_dot(acc, used.to(b_v.dtype), hush(b_v, seen, 0, BENDS))
+        acc = add_dot(acc, used.to(b_v.dtype), hush(b_v, s, 0, BENDS))
         count += tl.sum(seen.to(tl.int32), 1)
     return acc, (count if hides(BENDS) else b_hi - b_lo).to(tl.float32)

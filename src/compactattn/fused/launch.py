@@ -134,8 +134,8 @@ def _power(size: int) -> int:
 class Kept(NamedTuple):
     """What the forward pass leaves for the backward pass."""
 
-    rows: Tensor  # (4 or 6, B, H, Q) fp32: see threshold.py
-    tilt: Tensor  # (up to 2, B, H, Q, Dv) mean of the values under the slopes, or its way from o; what rounding a mean left
+    rows: Tensor  # (4 to 6, B, H, Q) fp32: see threshold.py
+    tilt: Tensor  # (up to 2, B, H, Q, Dv) mean of the values under the slopes, or its way from o; what rounding it, or o, left
     flags: Tensor  # (B·H, blocks of queries, tiles of keys) int8: whether a tile holds a weight, where it pays to know
 
 
@@ -143,8 +143,9 @@ def kept_like(q: Tensor, k: Tensor, v: Tensor, code: Code, grad: bool) -> Kept:
     """Empty tensors for it."""
     r, rule, _ = code
     cut = choose_cut(q.shape[2], max(_power(q.shape[3]), _power(v.shape[3])), q.dtype)
-    rows = q.new_empty((6 if rule == "nearest" else 4, *q.shape[:3]), dtype=torch.float32)
-    means = 0 if not grad or r == 0 else 1 if r == math.inf or rule == "fixed" else 2
+    rows = q.new_empty(({"nearest": 6, "anchored": 5}.get(rule, 4), *q.shape[:3]), dtype=torch.float32)
+    tilted, exact = r != math.inf and rule != "fixed", q.dtype == torch.float32
+    means = (tilted and not (exact and rule == "normalising")) + (not exact) if grad and r != 0 else 0
     tilt = q.new_empty((means, *q.shape[:3], v.shape[3]))
     heads, blocks, tiles = q.shape[0] * q.shape[1], _count(q.shape[2], cut.forward.m), _count(k.shape[2], cut.forward.n)
     tracked = k.shape[2] >= TRACK_FROM and not (r == math.inf and rule == "normalising")
@@ -316,12 +317,12 @@ class Call:
         )  # fmt: skip
 
     def list_tiles(self, bounds: Tensor, flags: Tensor, by_key: bool) -> tuple[Tensor, Tensor]:
-        """The lists of `fused.lists.list_tiles`, and their counts: of the masked tiles and of the whole ones."""
+        """The lists of `fused.lists.list_tiles`, and their counts."""
         from compactattn.fused.lists import list_tiles
 
         own, size = (self.tiles, self.blocks) if by_key else (self.blocks, self.tiles)
         lists = bounds.new_empty((self.heads, own, size), dtype=torch.int16 if size < 2**15 else torch.int32)
-        counts = bounds.new_empty((self.heads, own, 2))
+        counts = bounds.new_empty((self.heads, own, 4))
         list_tiles[self.heads * own,](
             bounds, flags, lists, counts, bounds.stride(0) if len(bounds) > 1 else 0, self.lengths[0], self.blocks, self.tiles,
             BY_KEY=by_key, FLAGGED=flags.numel() > 0, BLOCK_N=self.cut.forward.n, CHUNK=128, num_warps=1,

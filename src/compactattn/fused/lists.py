@@ -8,6 +8,8 @@ import triton.language as tl
 
 from compactattn.fused.tiles import load_sight, span
 
+COUNTS = tl.constexpr(4)  # numbers beside a list
+
 
 @triton.jit(do_not_specialize=["Q", "K", "lo_b", "hi_b"])
 def bound_blocks(p_lo, p_hi, p_bounds, lo_b, hi_b, Q, K, BENDS: tl.constexpr, BLOCK_M: tl.constexpr):
@@ -33,7 +35,8 @@ def list_tiles(
 ):  # fmt: skip
     """The tiles of keys that a block of queries of one head reaches; BY_KEY the blocks of queries that reach a tile.
 
-    Masked ones stand in the list from its beginning, whole ones from its end.
+    Masked ones stand in the list from its beginning, whole ones from its end. The counts are of these two, and then come the
+    first key that any of the blocks sees and the last + 1.
     """
     size = blocks if BY_KEY else tiles
     own = tiles if BY_KEY else blocks
@@ -41,7 +44,7 @@ def list_tiles(
     p_bounds += head // H * bounds_b
     p_flags += head * blocks * tiles
     p_list += tl.cast(tl.program_id(0), tl.int64) * size
-    masked, whole = 0, 0
+    masked, whole, seen_first, seen_last = 0, 0, 2**30, 0
     for start in range(0, size, CHUNK):
         o = start + tl.arange(0, CHUNK)
         m = o < size
@@ -61,5 +64,10 @@ def list_tiles(
         tl.store(p_list + size - whole - tl.cumsum(full, 0), o.to(p_list.dtype.element_ty), mask=full > 0)
         masked += tl.sum(rest, 0)
         whole += tl.sum(full, 0)
-    tl.store(p_count + 2 * tl.program_id(0), masked)
-    tl.store(p_count + 2 * tl.program_id(0) + 1, whole)
+        seen_first = tl.minimum(seen_first, tl.min(tl.where(seen, first, 2**30), 0))
+        seen_last = tl.maximum(seen_last, tl.max(tl.where(seen, last, 0), 0))
+    p_count += COUNTS * tl.cast(tl.program_id(0), tl.int64)
+    tl.store(p_count, masked)
+    tl.store(p_count + 1, whole)
+    tl.store(p_count + 2, seen_first)
+    tl.store(p_count + 3, seen_last)

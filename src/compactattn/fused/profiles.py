@@ -17,7 +17,7 @@ INF = tl.constexpr(float("inf"))
 LOG2E = tl.constexpr(1.4426950408889634)
 ALL = tl.constexpr(tl.PropagateNan.ALL)
 LEARNED = tl.constexpr(launch.LEARNED)
-SMALLEST = tl.constexpr(2.0**-126)  # a normal number
+SMALLEST, LARGEST = tl.constexpr(2.0**-126), tl.constexpr(3e38)  # normal numbers
 
 
 @triton.constexpr_function

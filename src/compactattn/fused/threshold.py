@@ -16,26 +16,32 @@ import triton.language as tl
 from compactattn.fused.profiles import (
     ALL,
     INF,
-    SMALLEST,
     any_powers,
     any_root,
     is_whole,
     root,
     whole_powers,
 )
-from compactattn.fused.tiles import bend, dot, grounded, hides, legal, load_rows, open_block, plan, shift
+from compactattn.fused.tiles import bend, grounded, hides, load_rows, open_block, plan, scores, shift
 
 NORMALISING, ANCHORED, FIXED, NEAREST = (tl.constexpr(code) for code in range(4))
-# numbers kept of each row between the kernels; the last two of Nearest only
+# numbers kept of each row between the kernels; the fifth of Anchored and Nearest only, the last of Nearest only
 PEAK, REACH, MASS, SLOPES, THETA, CUT = (tl.constexpr(place) for place in range(6))
 LENGTHS = [  # a new value compiles nothing
     "B", "H", "Q", "K", "rows", "tiles", "nearest", "limit", "at_b", "lo_b", "hi_b", "scale_h",
     "bias_b", "bias_h", "bias_m", "allowed_b", "allowed_h", "allowed_m",
 ]  # fmt: skip
 EPS = tl.constexpr(2.0**-23)
-MOST_TURNS = tl.constexpr(64)  # of Newton
+FEW_TURNS, MOST_TURNS = tl.constexpr(2), tl.constexpr(64)  # of Newton
 WORD = tl.constexpr(32)  # tiles whose flags are gathered in one number before they are written
-LARGEST = tl.constexpr(1e37)  # a reach whose inverse is a normal number
+LONGEST = tl.constexpr(1e37)  # a reach whose inverse is a normal number
+
+
+@triton.constexpr_function
+def is_plain(rule, r, bends, exact):
+    """Whether one multiply-add leads from q·k to y: no bias, no order of keys, and bits to spare."""
+    straight = rule != NEAREST.value and r in (1.0, 2.0, 3.0)
+    return (straight or (rule == NORMALISING.value and r == float("inf"))) and not bends and not exact
 
 
 @triton.constexpr_function
@@ -62,7 +68,7 @@ def threshold(
     head, b, h, begin = place
     b_at, b_lo, b_hi, live, bounds = view
     scale, order, bends = own
-    size = tl.maximum(scale, SMALLEST) if is_ordered(RULE, BENDS) else 1.0
+    size = scale if is_ordered(RULE, BENDS) else 1.0
     row = (b_q, p_k + b * k_b + h // GROUP * k_h, k_n, b_at, b_lo, b_hi, scale, size, bends)
     block = tl.cast(head, tl.int64) * tl.cdiv(Q, BLOCK_M) + begin // BLOCK_M
     p_flags += block * tiles
@@ -79,14 +85,14 @@ def threshold(
     if not hides(BENDS):
         if TRACK and TWO:
             peak = largest(best) * size
-            found = peak - normalising_reach(best * size, second * size, peak, live, order, TOLERANCE, R)
-            bound = tl.where(live & (peak > -INF), found, bound)
+            rough = normalising_reach(best * size, second * size, peak, bound, live, order, TOLERANCE, FEW_TURNS, R)
+            bound = tl.where(live & (peak > -INF), peak - rough, bound)
         best, second, bound = look(
             best, second, bound, row, bounds, whole, p_flags, order, RULE, margin, BENDS, TRACK, True,
             D, BLOCK_M, BLOCK_N, BLOCK_D,
         )  # fmt: skip
-    best, second = best * size, second * size
-    peak = tl.where(live, largest(best), -INF)  # in a whole tile a row that sees nothing has scores all the same
+    top = tl.where(live, largest(best), -INF)  # in a whole tile a row that sees nothing has scores all the same
+    best, second, peak = best * size, second * size, top * size
     if hides(BENDS):
         live = live & (peak != -INF)
 
@@ -95,15 +101,19 @@ def threshold(
     far = tl.cast(rows, tl.int64)
     if RULE == ANCHORED:
         reach = tl.zeros((BLOCK_M,), tl.float32) + margin
+        if is_plain(RULE, R, BENDS, b_q.dtype == tl.float32):
+            tl.store(p_kept + THETA * far + o_rows, tl.where(live, top, LONGEST), mask=m_rows)  # so far that no key is in reach
+        else:
+            tl.store(p_kept + THETA * far + o_rows, peak, mask=m_rows)
     elif RULE == FIXED:
-        reach = tl.minimum(peak - (scale - margin), LARGEST, propagate_nan=ALL)
+        reach = tl.minimum(peak - (scale - margin), LONGEST, propagate_nan=ALL)
     elif RULE == NEAREST:
         theta, cut = kth_largest(best, second, peak, row, bounds, nearest, BENDS, D, BLOCK_M, BLOCK_N, BLOCK_D)
-        reach = tl.where(peak == theta, 0.0, tl.minimum(peak - theta, LARGEST, propagate_nan=ALL))
+        reach = tl.where(peak == theta, 0.0, tl.minimum(peak - theta, LONGEST, propagate_nan=ALL))
         tl.store(p_kept + THETA * far + o_rows, tl.where(live, theta, 0.0), mask=m_rows)
         tl.store(p_kept + CUT * far + o_rows, cut.to(tl.float32, bitcast=True), mask=m_rows)
     else:
-        reach = normalising_reach(best, second, peak, live, order, TOLERANCE, R)
+        reach = normalising_reach(best, second, peak, bound, live, order, TOLERANCE, MOST_TURNS, R)
     tl.store(p_kept + PEAK * far + o_rows, peak, mask=m_rows)
     tl.store(p_kept + REACH * far + o_rows, tl.where(live, reach, 1.0), mask=m_rows)
 
@@ -127,11 +137,9 @@ def look(
             tile = whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)  # from the diagonal on
             o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
             b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, WHOLE)
-            s = dot(b_q, tl.trans(b_k))
+            s = scores(b_q, tl.trans(b_k), o_n[None, :], b_lo[:, None], b_hi[:, None], WHOLE)
             if not is_ordered(RULE, BENDS):
                 s = bend(s * scale, o_n[None, :], b_at[:, None], bends, BENDS)
-            if not WHOLE:
-                s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
             if RULE == NORMALISING or RULE == NEAREST:
                 second = tl.maximum(second, tl.minimum(best, s, propagate_nan=ALL), propagate_nan=ALL)
                 best = tl.maximum(best, s, propagate_nan=ALL)
@@ -167,18 +175,22 @@ def largest(best):
 
 
 @triton.jit
-def normalising_reach(best, second, peak, live, order, TOLERANCE: tl.constexpr, R: tl.constexpr):
+def normalising_reach(
+    best, second, peak, bound, live, order, TOLERANCE: tl.constexpr, TURNS: tl.constexpr, R: tl.constexpr
+):  # fmt: skip
     """(M,) ρ with Σ [(ρ + x)/r]₊^r = 1 over the two best of each class: Newton on the r-norm of (ρ + x)₊, from above.
 
-    A row stops at the turn whose step is small, whatever its neighbours still do.
+    It starts from a lower bound of θ; every turn leaves a better one. A row stops at the turn whose step is small, whatever
+    its neighbours still do.
     """
     ground = grounded(peak)
     x, y = shift(best, ground[:, None]), shift(second, ground[:, None])
-    reach = tl.zeros_like(peak) + order
+    known = tl.minimum(peak - bound, order)
+    reach = tl.where(known > 0.0, known, order)
     moving = live & (peak > -INF)
     turn = 0
     going = tl.max(moving.to(tl.int32), 0)
-    while (going > 0) & (turn < MOST_TURNS):
+    while (going > 0) & (turn < TURNS):
         mass, steep = newton_sums(x, reach, order, R)
         more, steeper = newton_sums(y, reach, order, R)
         step = newton_step(tl.where(moving, mass + more, 1.0), tl.where(moving, steep + steeper, 1.0), reach, order, R)
@@ -309,8 +321,8 @@ def load_scores(row, bounds, tile, BENDS: tl.constexpr, D: tl.constexpr, BLOCK_N
     b_q, p_k, k_n, b_at, b_lo, b_hi, scale, _, bends = row
     o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, False)
-    s = bend(dot(b_q, tl.trans(b_k)) * scale, o_n[None, :], b_at[:, None], bends, BENDS)
-    return tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), s, -INF)
+    s = scores(b_q, tl.trans(b_k), o_n[None, :], b_lo[:, None], b_hi[:, None], False)
+    return bend(s * scale, o_n[None, :], b_at[:, None], bends, BENDS)
 
 
 @triton.jit

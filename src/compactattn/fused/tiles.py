@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from compactattn.fused import launch
-from compactattn.fused.profiles import INF, LEARNED, load_order
+from compactattn.fused.profiles import ALL, INF, LARGEST, LEARNED, SMALLEST, load_order
 
 
 @triton.constexpr_function
@@ -124,6 +124,21 @@ def add_dot(acc, a, b):
 
 
 @triton.jit
+def scores(a, b, o_n, lo, hi, WHOLE: tl.constexpr):
+    """q·k of a tile, −∞ where a query does not see a key: the product starts from that, so that no mask outlives it."""
+    if WHOLE:
+        return dot(a, b)
+    else:
+        return add_dot(tl.where(legal(o_n, lo, hi), 0.0, -INF), a, b)
+
+
+@triton.jit
+def load_scale(p):
+    """A scale is positive; that times a score of −∞ must be −∞."""
+    return tl.maximum(tl.load(p), SMALLEST)
+
+
+@triton.jit
 def bend(s, o_n, at, bends, BENDS: tl.constexpr):
     """Scores with the bias and −slope · |distance| added, −inf where a tensor hides a key, whatever that holds.
 
@@ -161,18 +176,16 @@ def legal(o_n, lo, hi):
 
 
 @triton.jit
-def sees(s, o_n, lo, hi, BENDS: tl.constexpr):
-    """Whether a query sees a key: no tensor hides it either."""
-    if hides(BENDS):
-        return legal(o_n, lo, hi) & ((s == -INF) == 0)
-    else:
-        return legal(o_n, lo, hi)
+def quiet(ds, s, BENDS: tl.constexpr):
+    """Numbers of a tile, 0 where a tensor hides a key, which may hold anything."""
+    return tl.where(s == -INF, 0.0, ds) if hides(BENDS) else ds
 
 
 @triton.jit
-def hush(b, seen, AXIS: tl.constexpr, BENDS: tl.constexpr):
+def hush(b, s, AXIS: tl.constexpr, BENDS: tl.constexpr):
     """Rows or keys of a tile, with zeros for those that a tensor hides from all the others, whatever they hold."""
     if hides(BENDS):
+        seen = (s == -INF) == 0
         return tl.where((tl.max(seen.to(tl.int32), AXIS) > 0)[:, None], b, 0.0).to(b.dtype)
     else:
         return b
@@ -181,7 +194,7 @@ def hush(b, seen, AXIS: tl.constexpr, BENDS: tl.constexpr):
 @triton.jit
 def shift(s, peak):
     """x = s − max s; 0 at the best key also if that is infinite."""
-    return tl.where(s == peak, 0.0, s - peak)
+    return tl.minimum(s, LARGEST, propagate_nan=ALL) - tl.minimum(peak, LARGEST, propagate_nan=ALL)
 
 
 @triton.jit
@@ -203,7 +216,7 @@ def open_block(
     b_at, b_lo, b_hi = load_sight(p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b, begin, Q, BLOCK_M)
     live = b_lo < b_hi
     b_q = load_rows(p_q + b * q_b + h * q_h, begin, live, q_m, D, BLOCK_M, BLOCK_D, False)
-    scale = tl.load(p_scale + h * scale_h)
+    scale = load_scale(p_scale + h * scale_h)
     order = load_order(p_orders, h) if R == LEARNED else R
     bends = bends_of(h, (b, begin + tl.arange(0, BLOCK_M), b_lo, b_hi), p_slopes, p_bias, p_allowed, steps, BENDS)
     view = (b_at, b_lo, b_hi, live, span(b_lo, b_hi, K, BENDS))

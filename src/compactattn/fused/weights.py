@@ -10,15 +10,23 @@ import triton
 import triton.language as tl
 
 from compactattn.fused.profiles import INF, LEARNED, LOG2E, any_powers, is_whole, root, whole_powers
-from compactattn.fused.threshold import ANCHORED, CUT, FIXED, MASS, NEAREST, NORMALISING, PEAK, REACH, SLOPES, THETA
+from compactattn.fused.threshold import (
+    ANCHORED,
+    CUT,
+    FIXED,
+    LONGEST,
+    MASS,
+    NEAREST,
+    NORMALISING,
+    PEAK,
+    REACH,
+    SLOPES,
+    THETA,
+    is_plain,
+)
 from compactattn.fused.tiles import bend, grounded, shift
 
-
-@triton.constexpr_function
-def is_plain(rule, r, bends, exact):
-    """Whether one multiply-add leads from q·k to y: no bias, no key found by equality, and bits to spare."""
-    straight = rule in (NORMALISING.value, FIXED.value) and r in (1.0, 2.0, 3.0)
-    return (straight or (rule == NORMALISING.value and r == float("inf"))) and not bends and not exact
+TINY = tl.constexpr(2.0**-100)
 
 
 @triton.constexpr_function
@@ -41,13 +49,18 @@ def is_direct(rule, peaked):
 
 @triton.jit
 def load_kept(p_kept, o_rows, m_rows, far, RULE: tl.constexpr):
-    """(M,) each: max s (−inf where no key is seen), ρ, Z, Σ slopes, θ and the last key inside."""
+    """(M,) each: max s (−inf where no key is seen), ρ, Z, Σ slopes, θ and the last key inside.
+
+    In the place of θ an anchored row has its best score as a tile of `weigh` shows it, q·k or s.
+    """
     peak = tl.load(p_kept + PEAK * far + o_rows, mask=m_rows, other=-INF)
     reach = tl.load(p_kept + REACH * far + o_rows, mask=m_rows, other=1.0)
     mass = tl.load(p_kept + MASS * far + o_rows, mask=m_rows, other=1.0)
     slopes = tl.load(p_kept + SLOPES * far + o_rows, mask=m_rows, other=0.0)
     theta, cut = peak - reach, tl.zeros_like(peak).to(tl.int32)
-    if RULE == NEAREST:
+    if RULE == ANCHORED:
+        theta = tl.load(p_kept + THETA * far + o_rows, mask=m_rows, other=-INF)
+    elif RULE == NEAREST:
         theta = tl.load(p_kept + THETA * far + o_rows, mask=m_rows, other=0.0)
         cut = tl.load(p_kept + CUT * far + o_rows, mask=m_rows, other=0.0).to(tl.int32, bitcast=True)
     return peak, reach, mass, slopes, theta, cut
@@ -59,8 +72,8 @@ def make_row(
 ):  # fmt: skip
     """What `weigh` needs of each row, and the gain g. K is y^r with y = rise · q·k + base = unit · (s − θ) + base.
 
-    NORMALISED: K is w, or `whole_mass` times w, else w but for the factor 1/Z. A row in whose reach no key is has Z < 0 and
-    uniform weights.
+    NORMALISED: K is w, or `whole_mass` times w, else w but for the factor 1/Z, which stays apart where θ is anchored. A row in
+    whose reach no key is has Z < 0 and uniform weights.
     """
     peak, reach, mass, _, theta, cut = kept
     dead, alone = peak == -INF, mass < 0.0
@@ -68,7 +81,7 @@ def make_row(
     ground = grounded(peak)
     if RULE == FIXED:
         theta = tl.zeros_like(peak) + (scale - margin)
-    safe = tl.where(dead, 1e37, tl.where(reach > 0.0, reach, 1.0))
+    safe = tl.where(dead, -LONGEST, tl.where(reach > 0.0, reach, 1.0))  # so that no score is in reach of a dead row
     inverse = tl.where(dead, 0.0, 1.0 / mass) if NORMALISED else tl.where(dead, 0.0, 1.0)
     base = tl.zeros_like(peak)
     unit = base + 1.0 if RULE == NORMALISING or is_direct(RULE, PEAKED) else 1.0 / safe
@@ -81,17 +94,18 @@ def make_row(
         # the last step of Newton leaves a mass closer to r^r than the sums before it can tell; y is that of the forward pass
         gain = base + R / whole_mass(RULE, R)
         base = tl.where(dead, -INF, -(ground - reach))
-        unit = tl.where(dead, 0.0, unit)
     elif is_whole(R):
-        factor = root(mass, R) if NORMALISED else base + 1.0
-        unit = tl.where(dead, 0.0, unit * factor)
+        factor = root(mass, R) if NORMALISED and RULE != ANCHORED else base + 1.0
+        unit = tl.where(dead, 1.0, unit * factor)
         gain = R * unit
+        if RULE == ANCHORED:
+            gain = gain * inverse
         if RULE == FIXED:
-            rise = tl.where(alone, 0.0, scale * unit)
-            base = tl.where(alone, tl.where(dead, 0.0, factor), -theta * unit)
-            unit, gain = tl.where(alone, 0.0, unit), tl.where(alone, 0.0, gain)
-        else:
-            rise = scale * unit
+            # so far from θ that a score makes no difference, unless it is −∞
+            unit, gain = tl.where(alone, TINY, unit), tl.where(alone, 0.0, gain)
+            theta = tl.where(dead, LONGEST, tl.where(alone, -factor / TINY, theta))
+            base = -theta * unit
+        rise = scale * unit
         if RULE == NEAREST:
             gain = tl.where(reach > 0.0, gain, 0.0)
     elif R != 0.0:
@@ -99,7 +113,8 @@ def make_row(
         base = tl.where(alone, 1.0, 0.0)
     elif RULE == FIXED:
         theta = tl.where(alone, -INF, theta)
-    return (at, scale, bends, ground, safe, theta, cut, unit, inverse, rise, base, order), gain
+    best = grounded(theta) if RULE == ANCHORED else ground
+    return (at, scale, bends, best, safe, theta, cut, unit, inverse, rise, base, order), gain
 
 
 @triton.jit
@@ -114,10 +129,11 @@ def turn_row(row):
 
 @triton.jit
 def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr):
-    """The scores of a tile of q·k, K of every key and its slope, both 0 off the support."""
+    """The scores of a tile of q·k, K of every key and its slope, both 0 off the support and where a key is not seen."""
     at, scale, bends, peak, reach, theta, cut, unit, inverse, rise, base, order = row
     if is_plain(RULE, R, BENDS, EXACT):
-        t = tl.fma(raw, rise, base)
+        # an anchored y is 1 at the best key to the last bit, however large the scores are
+        t = tl.fma(raw - peak, rise, 1.0) if RULE == ANCHORED else tl.fma(raw, rise, base)
         if R == INF:
             k = tl.exp2(t)
             return raw, k, k
@@ -128,11 +144,7 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexp
         s = bend(raw * scale, o_n, at, bends, BENDS)
         x = shift(s, peak)
         if is_whole(R):
-            if RULE == FIXED:  # noqa: SIM108
-                t = (s - theta) * unit + tl.where(unit == 0.0, base, 0.0)
-            else:
-                t = (x + reach) * unit
-            k, steep = whole_powers(t, R)
+            k, steep = whole_powers((s - theta if RULE == FIXED else x + reach) * unit, R)
         elif R == 0.0:
             inside = s > theta if RULE == FIXED else x > -reach if RULE == ANCHORED else s == s
             k = tl.where(s == s, tl.where(inside, inverse, 0.0), s)
@@ -144,7 +156,8 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexp
             steep = k
         else:
             k, steep = any_powers(x, reach, order if R == LEARNED else R)
-            k, steep = tl.where(base > 0.0, 1.0, k) * inverse, tl.where(base > 0.0, 0.0, steep)
+            uniform = tl.where(s == -INF, 0.0, 1.0)
+            k, steep = tl.where(base > 0.0, uniform, k) * inverse, tl.where(base > 0.0, 0.0, steep)
         if RULE == NEAREST:
             inside = (s > theta) | ((s == theta) & (o_n <= cut))
             k, steep = tl.where(inside, k, 0.0), tl.where(inside, steep, 0.0)

@@ -230,7 +230,8 @@ def print_sweep(todo: Sequence[Job]) -> None:
     table = Table("exact match at length", *map(str, lengths), box=box.SIMPLE_HEAD, show_edge=False)
     for job in todo:
         rows = {row["length"]: row for row in read_evaluation(job.folder) if row["mode"] == MODES[0]}
-        table.add_row(job.folder.name, *(f"{rows[n]['exact'] / rows[n]['samples']:.2f}" for n in lengths))
+        shares = (f"{rows[n]['exact'] / rows[n]['samples']:.2f}" if n in rows else "–" for n in lengths)
+        table.add_row(job.folder.name, *shares)
     console().print(table)
 
 

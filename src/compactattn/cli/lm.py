@@ -321,8 +321,9 @@ def print_sweep(todo: Sequence[Job]) -> None:
     header = "run", "validation loss", "perplexity", "bits per byte", "best step", *(f"{name} loss" for name in others)
     table = Table(*header, box=box.SIMPLE_HEAD, show_edge=False)
     for job, rows in zip(todo, found, strict=True):
-        row = rows[OWN]
-        numbers = f"{row['loss']:.4f}", f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.4f}", str(row["step"])
+        numbers = ["–"] * 4
+        if row := rows.get(OWN):  # a run that diverged has none
+            numbers = [f"{row['loss']:.4f}", f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.4f}", str(row["step"])]
         table.add_row(job.folder.name, *numbers, *(f"{rows[name]['loss']:.4f}" if name in rows else "–" for name in others))
     console().print(table)
 

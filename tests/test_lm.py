@@ -203,6 +203,13 @@ def test_several_prompts_are_answered_together(run, tmp_path, capsys):
     assert capsys.readouterr().out == parts[2].removesuffix("\n")
 
 
+def test_each_story_that_is_kept_tells_its_row(run, monkeypatch):
+    kept = []
+    monkeypatch.setattr(commands, "save_stories", lambda folder, lines: kept.extend(lines))
+    cli.main(["generate", str(run), "--tokens", "3", "--samples", "2", "--save", "--device", "cpu"])
+    assert [line["row"] for line in kept] == [0, 1]
+
+
 def test_control_characters_do_not_reach_the_terminal(run, monkeypatch, capsys):
     wild = "a\x1b[2Jb\n\tc\x7f\x9b"
     monkeypatch.setattr(commands.Teller, "stream", lambda self, prompt, wish: TextStream(iter(wild.encode()), Bytes()))

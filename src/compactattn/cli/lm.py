@@ -36,7 +36,7 @@ from compactattn.data.tokenizers import load_tokenizer
 from compactattn.experiments import language_modelling
 from compactattn.experiments.language_modelling import OWN, TOGETHER, Data, Model
 from compactattn.experiments.runs import read_evaluation
-from compactattn.experiments.storytelling import SAMPLING, Teller, Wish, save_stories
+from compactattn.experiments.storytelling import SAMPLING, Teller, save_stories
 from compactattn.experiments.sweep import Job
 from compactattn.models.language_model import build, count_parameters
 from compactattn.training.config import RunConfig, vary
@@ -331,7 +331,7 @@ def print_sweep(todo: Sequence[Job]) -> None:
 def answer(run: Path, asked: Asked) -> None:
     """Writes stories: a single one as it comes, several when all are done. How fast goes to stderr."""
     teller = Teller.open(run, asked.device)
-    wish = Wish(asked.tokens, asked.sampling, asked.seed, asked.stop)
+    wish = asked.wish
     prompts = [prompt for prompt in asked.prompts or ("",) for _ in range(asked.samples)]
     began = time.monotonic()
     told = [teller.stream(prompts[0], wish)] if len(prompts) == 1 else teller.tell(prompts, wish)

@@ -279,20 +279,20 @@ def print_search(todo: Sequence[Job], out: Path) -> None:
 
 def answer(run: Path, asked: Asked) -> None:
     """Prints strings of a language and how the model goes on; of a test language, also which of its letters are legal."""
-    prompt = asked.only_prompt(TITLE)
+    prompt, wish = asked.only_prompt(TITLE), asked.wish
     trained = open_run(run, asked.device)
     try:
-        start = in_context.begin(trained.config, prompt, asked.seed)
+        start = in_context.begin(trained.config, prompt, wish.seed)
     except ValueError as error:
         raise UsageError(str(error)) from error
     longest = trained.config.model.longest
     if longest and len(start.tokens) > longest:
         raise UsageError(f"the prompt has {len(start.tokens)} tokens, but this model learned positions for {longest} only")
-    tokens = min(asked.tokens, longest - len(start.tokens) + 1) if longest else asked.tokens  # the last one is never read
+    tokens = min(wish.tokens, longest - len(start.tokens) + 1) if longest else wish.tokens  # the last one is never read
     print(f"prompt  {start.languages.render(start.tokens)}")
     print("model   ", end="", flush=True)
     said = []
-    for token in generate(trained.model, [start.tokens], tokens, **asdict(asked.sampling), seed=asked.seed):
+    for token in generate(trained.model, [start.tokens], tokens, **asdict(wish.sampling), seed=wish.seed):
         said.append(int(token))
         print(start.languages.render(said[-1:]), end="", flush=True)
     legal = start.judge(said)

@@ -18,9 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from compactattn.cli.app import UsageError, parse_kernel, prepare_folder
 from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.runs import open_run, read_failure
+from compactattn.experiments.storytelling import Wish
 from compactattn.experiments.sweep import Job, finish, finish_all
 from compactattn.memory.inspection import summarise
-from compactattn.models.generation import Sampling
 from compactattn.training import checkpoint
 from compactattn.training.config import RunConfig, vary
 from compactattn.training.distributed import leads
@@ -37,17 +37,14 @@ class Asked:
     """What `generate` is to write."""
 
     prompts: tuple[str, ...]
-    tokens: int
-    sampling: Sampling
-    seed: int
+    wish: Wish
     device: str
     samples: int = 1  # from each prompt
-    stop: bool = True
     save: bool = False
 
     def only_prompt(self, title: str) -> str:
         """The prompt, empty where there is none; more than an experiment with one answer can do is refused."""
-        if len(self.prompts) > 1 or self.samples > 1 or not self.stop or self.save:
+        if len(self.prompts) > 1 or self.samples > 1 or not self.wish.stop or self.save:
             raise UsageError(f"several prompts, --samples, --no-stop and --save are for language modelling, not for {title}")
         return self.prompts[0] if self.prompts else ""
 

@@ -68,7 +68,8 @@ def evaluate(
 
     compactattn evaluate runs/regbench/mosaic-biweight-1000-0
 
-    Where a run has validated by loss, the weights of its lowest one are tested, else those of its last step.
+    Where a run has validated by loss, the weights of its lowest one are tested, else, or with --keep last, those of its last
+    step.
 
     Args:
         run: Folder of the run. Data and by-position are for language modelling, lengths and mode for length generalisation,

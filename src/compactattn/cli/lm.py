@@ -87,8 +87,8 @@ def train_lm(
 
     torchrun --nproc-per-node 8 -m compactattn train lm --data data/babistories --layers 12 --preset paper
 
-    The weights of the lowest validation loss are tested, unless told otherwise. Ctrl-C saves; `compactattn resume RUN` goes on
-    from there.
+    The weights of the lowest validation loss are tested, or with --preset paper those of the last step, unless told otherwise.
+    Ctrl-C saves; `compactattn resume RUN` goes on from there.
 
     Args:
         data: A corpus that `compactattn data` has prepared; by default the built-in stories, prepared on the fly.
@@ -106,12 +106,12 @@ def train_lm(
         dropout: Of the weights of attention, and of what each block adds; 0.05 if not given, 0 for cpu-quick.
         width: Of the model.
         heads: Of each block.
-        keep: Which weights are tested and tell stories: those of the lowest validation loss (best, if not given), or of the
-            last step, as in the paper.
+        keep: Which weights are tested and tell stories: those of the lowest validation loss (best), or of the last step (last,
+            as in the paper); by default last for paper, best for the other presets.
         precision: bf16 runs matrix products in bfloat16 under autocast, as all presets but cpu-quick do.
         accumulation: Micro-batches in an update, on each process; by default the fewest that hold at most 32 windows each.
-        compile: torch.compile for what surrounds attention (parts) or for everything (whole); by default parts on a GPU, none
-            for cpu-quick.
+        compile: torch.compile for what surrounds attention (parts) or for everything (whole); by default parts on a GPU, but
+            none for cpu-quick and under torchrun.
         graph: Replay updates as a CUDA graph, as gpu-short does; for one process and one micro-batch.
         device: auto, cpu, cuda or cuda:1.
         out: The run's folder; by default runs/lm/CORPUS-MODEL-KERNEL-LAYERS-SEED.

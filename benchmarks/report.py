@@ -16,6 +16,7 @@ from compactattn.bench.results import Row
 from compactattn.bench.results import format_markdown as table
 
 ROOT = Path(__file__).parent.parent
+TEXT = ("text", "tokenizer")  # what names a row of preparation
 
 
 def newest(rows: list[Row], *keys: str) -> list[Row]:
@@ -54,6 +55,10 @@ def is_fast(row: Row) -> bool:
     return float(row["median_ms"]) <= float(row["goal_ms"])
 
 
+def is_prepared_fast(row: Row) -> bool:
+    return not row["goal"] or float(row["mb_per_core_second"]) >= float(row["goal"])
+
+
 def summary() -> str:
     """What is reached and what is not, in a sentence or two, from all the rows."""
     attention = count_verdicts(read("attention"))
@@ -66,6 +71,7 @@ def summary() -> str:
         ],
         "weights on a CPU": [is_reached(row) for row in worst(read("cpu_weights"))],
         "a training step on a CPU": [is_fast(row) for row in newest(read("cpu_mixers"), "model")],
+        "text to tokens on a CPU": [is_prepared_fast(row) for row in newest(read("preparation"), *TEXT) if row["goal"]],
         "memory on a CPU": [is_small(row) for row in newest(read("cpu_memory"), "kernel", "shape")],
     }
     judged["attention on a GPU"] = [True] * attention["reached"] + [False] * attention["lost"]
@@ -138,6 +144,28 @@ def training_tables() -> str:
         + table(["batch × heads × time × dim", "scan, ms", "T×T definition, ms", "faster by", "goal"], averages)
         + "\n\nTraining data at the published sizes, one thread; tokens/s without padding, from the 80th percentile:\n\n"
         + table(["task", "ms for a batch", "tokens/s", "goal"], data)
+    )
+
+
+def preparation_section() -> str:
+    """How fast a core turns text into tokens; empty before the first run."""
+    rows = newest(read("preparation"), *TEXT)
+    if not rows:
+        return ""
+    lines = [
+        [
+            row["text"], row["tokenizer"], row["megabytes"], f"{int(row['documents']):,}",
+            mark(row["mb_per_core_second"], is_prepared_fast(row)), f"≥ {float(row['goal']):g}" if row["goal"] else "–",
+            row["mb_per_second"],
+        ]
+        for row in rows
+    ]  # fmt: skip
+    header = ["text", "tokens", "MB", "documents", "MB/s of a core", "goal", "MB/s that passed"]
+    return (
+        "## Text to tokens on a CPU\n\nThe whole of `compactattn data` with one worker, from the file to the finished corpus.\n"
+        "Beside the time that its threads were busy stands the time that passed.\n\n"
+        + table(header, lines)
+        + f"\n\n{source('preparation')}\n\n"
     )
 
 
@@ -331,7 +359,7 @@ def benchmarks_page() -> str:
 
 Rows are appended to [results/](results/) with machine, versions and commit; `python -m benchmarks.report` writes this
 page from them. `make bench` runs everything on a CPU, where ours and the peer take turns in one process;
-`make bench-gpu` runs `compactattn bench attention`, `training` and `decode` on a GPU.
+`make bench-gpu` runs `compactattn bench attention`, `training` and `decode`, and `benchmarks.small_models`, on a GPU.
 
 {attention_section()}{steps_section()}{decode_section()}{small_models_section()}\
 ## Weights on a CPU, against the `entmax` package {weights["entmax"]}
@@ -354,7 +382,7 @@ all scores of one head alone would take 1,024 MiB at 16,384 keys.
 
 {source("cpu_memory")}
 
-{mixers_section()}## What a training step must not wait for
+{mixers_section()}{preparation_section()}## What a training step must not wait for
 
 {training_tables()}
 

@@ -18,6 +18,7 @@ from tests.experiments.lm_examples import make_corpus, write_stories
 
 from compactattn import cli
 from compactattn.cli import lm as commands
+from compactattn.cli import work
 from compactattn.data import corpus as corpora
 from compactattn.data import grammar, preparation
 from compactattn.data.corpus import Corpus
@@ -205,6 +206,13 @@ def test_several_prompts_are_answered_together(run, tmp_path, capsys):
     assert capsys.readouterr().out == parts[2].removesuffix("\n")
 
 
+def test_each_story_that_is_kept_tells_its_row(run, monkeypatch):
+    kept = []
+    monkeypatch.setattr(commands, "save_stories", lambda folder, lines: kept.extend(lines))
+    cli.main(["generate", str(run), "--tokens", "3", "--samples", "2", "--save", "--device", "cpu"])
+    assert [line["row"] for line in kept] == [0, 1]
+
+
 def test_control_characters_do_not_reach_the_terminal(run, monkeypatch, capsys):
     wild = "a\x1b[2Jb\n\tc\x7f\x9b"
     monkeypatch.setattr(commands.Teller, "stream", lambda self, prompt, wish: TextStream(iter(wild.encode()), Bytes()))
@@ -267,6 +275,34 @@ def test_a_sweep_trains_each_kernel_once_and_leaves_a_report(corpus, tmp_path, m
         shown = next(line.split() for line in lines if line.startswith(f" {name}"))
         assert shown[-2:] == [f"{losses['far']:.4f}"] * 2
         assert f"{losses['far']:.3f}" in page
+
+
+def test_a_sweep_goes_on_after_a_run_that_diverges_and_does_not_try_it_again(corpus, tmp_path, monkeypatch, capsys):
+    tiny = commands.language_modelling.cpu_quick
+
+    def smaller(corpus, model, kernel, **more):
+        config = tiny(corpus, model, kernel, **{**more, "length": 24})
+        training = {"batch": 4, "validate_every": 0, "rate": 1e30 if kernel == "sparsemax" else 1e-3}
+        return commands.vary(config, model={"width": 16, "heads": 2}, training=training)
+
+    monkeypatch.setitem(commands.language_modelling.PRESETS, "cpu-quick", smaller)
+    command = ["sweep", "lm", "--data", str(corpus), "--kernels", "sparsemax,triweight", "--layers", "1", "--steps", "3"]
+    command += ["--samples", "5", "--device", "cpu", "--out", str(tmp_path)]
+    failed, sound, times = tmp_path / "stories-mosaic-sparsemax-1-0", "stories-mosaic-triweight-1-0", []
+    for jobs in ("1", "2"):
+        with pytest.raises(SystemExit) as exit:
+            cli.main([*command, "--jobs", jobs])
+        assert exit.value.code == 2
+        said, told = capsys.readouterr()
+        rows = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line.startswith(" stories-")}
+        assert rows[failed.name] == ["–"] * 4
+        assert float(rows[sound][0]) > 0
+        assert "compactattn: 1 of 2 runs diverged" in told
+        assert str(failed) in told.splitlines()[-1]
+        times.append((failed / "environment.json").stat().st_mtime_ns)  # written whenever training starts
+        monkeypatch.setattr(work, "write_page", lambda *given: "the page is written once: that takes seconds")
+    assert times[0] == times[1]
+    assert "diverged at step 2, a scale of attention" in (tmp_path / "report" / "report.md").read_text()
 
 
 def test_resume_goes_on_with_the_same_text(run, capsys):

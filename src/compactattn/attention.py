@@ -29,6 +29,10 @@ LARGEST_HEAD_DIM = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
+class ScaleError(ValueError):
+    """A scale is not positive and finite; in training, where it is learned, the weights have run away."""
+
+
 class Readout(NamedTuple):
     """What a compact kernel can tell about each query, (B, H, Q); no gradient flows through it."""
 
@@ -391,7 +395,7 @@ def _per_head(name: str, x: float | Tensor, heads: int, like: Tensor) -> Tensor:
         if x.ndim > 1 or (x.ndim == 1 and x.shape[0] not in (1, heads)):
             raise ValueError(f"{name} must have shape () or ({heads},), one per head; got shape {tuple(x.shape)}")
         if values_are_free(x) and not bool(((x > 0) & x.isfinite()).all()):
-            raise ValueError(f"{name} must be positive and finite, got {x.tolist()}; parameterise it, e.g. as exp(log_{name})")
+            raise ScaleError(f"{name} must be positive and finite, got {x.tolist()}; parameterise it, e.g. as exp(log_{name})")
         return x.to(device=like.device, dtype=dtype).reshape(-1).expand(heads)
     if not isinstance(x, float | int):
         raise TypeError(f"{name} must be a number or a tensor, got {type(x).__name__}")

@@ -35,13 +35,14 @@ def training_row(architecture, kernel, speed):
 
 @pytest.fixture
 def rows(monkeypatch):
-    held = {"attention": [], "training": [], "decode": []}
+    held = {"attention": [], "training": [], "decode": [], "preparation": []}
     monkeypatch.setattr(report, "read", held.__getitem__)
     return held
 
 
 def test_without_rows_there_is_no_section(rows):
     assert report.attention_section() == report.steps_section() == report.decode_section() == ""
+    assert report.preparation_section() == ""
 
 
 def test_attention_shows_goals_times_lost_cells_and_the_command(rows):
@@ -77,6 +78,8 @@ def test_the_summary_counts_what_is_reached_lost_and_not_measured(rows):
     rows["cpu_mixers"] = [
         {"model": model, "median_ms": time, "goal_ms": "1500"} for model, time in (("gla", "9e2"), ("h3", "2e3"))
     ]
+    rows["preparation"] = [preparation_row("gpt2", speed, "10.0", text) for text, speed in (("a", "9.9"), ("b", "10.0"))]
+    rows["preparation"] += [preparation_row("bytes", "1.0", "", "a")]
     rows["attention"] = [
         attention_row("ours", "biweight", "1.0"),
         attention_row("adasplash-2", "biweight", "2.0"),
@@ -88,7 +91,7 @@ def test_the_summary_counts_what_is_reached_lost_and_not_measured(rows):
     cells = sum(len(goal.kernels) * len(goal.limits) for goal in goals.GOALS) * len(goals.HEAD_DIMS)
     assert report.summary() == (
         "Goals reached of those measured: a training step on a GPU, 0 of 1; weights on a CPU, 1 of 2; "
-        "a training step on a CPU, 1 of 2; memory on a CPU, all 1; "
+        "a training step on a CPU, 1 of 2; text to tokens on a CPU, 1 of 2; memory on a CPU, all 1; "
         f"attention on a GPU, 1 of 2. Not measured: {cells - 2} of attention on a GPU."
     )
 
@@ -102,6 +105,25 @@ def test_small_models_are_shown_beside_plain_training(rows):
     assert "| plain | 20 (1.0 ×) |" in text
     assert "| a graph | 50 (2.5 ×) |" in text
     assert "on GPU, torch x" in text
+
+
+def preparation_row(tokenizer, speed, goal, text="stories.txt"):
+    facts = dict.fromkeys(("command", "cpu", "threads", "torch", "python", "date", "commit"), "x")
+    size = {"text": text, "tokenizer": tokenizer, "megabytes": "8.0", "documents": "10000"}
+    return {**size, "mb_per_core_second": speed, "goal": goal, "mb_per_second": "12.5", **facts}
+
+
+def test_preparation_shows_its_goal_and_where_it_is_lost(rows):
+    rows["preparation"] = [
+        preparation_row("gpt2", "11.0", "10.0"),
+        preparation_row("bytes", "3.0", ""),
+        preparation_row("gpt2", "9.9", "10.0"),  # the newest counts
+    ]
+    text = report.preparation_section()
+    assert "| stories.txt | gpt2 | 8.0 | 10,000 | **9.9**, lost | ≥ 10 | 12.5 |" in text
+    assert "| stories.txt | bytes | 8.0 | 10,000 | 3.0 | – | 12.5 |" in text
+    assert "11.0" not in text
+    assert "`x` on x, x threads" in text
 
 
 def test_a_number_is_bold_only_where_it_misses_its_goal(rows):

@@ -18,11 +18,11 @@ from compactattn.data.sources import TextFile, hash_file
 from compactattn.data.tokenizers import Bytes, load_tokenizer
 from compactattn.experiments import language_modelling as lm
 from compactattn.experiments.runs import open_run, read_evaluation
-from compactattn.experiments.storytelling import Teller, Wish
+from compactattn.experiments.storytelling import Teller, Wish, save_stories
 from compactattn.experiments.sweep import Job, finish
-from compactattn.models.generation import Sampling
+from compactattn.models.generation import Sampling, TextStream
 from compactattn.models.language_model import build
-from compactattn.training import checkpoint
+from compactattn.training import checkpoint, files
 from compactattn.training.config import RunConfig, RunError, vary
 from compactattn.training.loop import Loop
 from compactattn.training.records import read_metrics
@@ -503,6 +503,26 @@ def test_a_story_stops_at_its_end_or_goes_on_if_told_to(run, monkeypatch):
     going = teller.stream("A", Wish(2, Sampling(), stop=False))
     assert "".join(going).startswith("<|endoftext|>")
     assert len(going.tokens) == 2
+
+
+def test_a_text_that_goes_on_after_its_end_has_ended():
+    stream = TextStream(iter([*b"a", 256, *b"b"]), Bytes(), stop=False)
+    assert "".join(stream) == "a<|endoftext|>b"
+    assert stream.ended
+
+
+def test_a_kill_while_stories_are_saved_leaves_those_before(tmp_path, monkeypatch):
+    def die(*given):
+        raise KeyboardInterrupt
+
+    save_stories(tmp_path, [{"text": "one"}])
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", die)  # all has been written, but not in its place
+        with pytest.raises(KeyboardInterrupt):
+            save_stories(tmp_path, [{"text": "two"}])
+    assert (tmp_path / "stories.jsonl").read_text() == '{"text": "one"}\n'
+    save_stories(tmp_path, [{"text": "three"}])
+    assert (tmp_path / "stories.jsonl").read_text() == '{"text": "one"}\n{"text": "three"}\n'
 
 
 def test_learned_positions_bound_a_story_and_its_prompt(corpus, tmp_path):

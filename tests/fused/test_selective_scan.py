@@ -85,15 +85,16 @@ def test_mamba_on_the_kernels_is_its_recurrence_and_goes_on_where_it_ended():
 
 
 @pytest.mark.parametrize(
-    ("cuda", "dtype", "states", "taken"),
+    ("cuda", "new", "dtype", "states", "taken"),
     [
-        (True, torch.float32, 64, True),
-        (False, torch.float32, 16, False),
-        (True, torch.float64, 16, False),
-        (True, torch.float32, 65, False),
+        (True, True, torch.float32, 64, True),
+        (False, True, torch.float32, 16, False),
+        (True, False, torch.float32, 16, False),
+        (True, True, torch.float64, 16, False),
+        (True, True, torch.float32, 65, False),
     ],
 )
-def test_the_kernels_take_fp32_on_a_gpu_with_up_to_64_states(cuda, dtype, states, taken, monkeypatch):
-    monkeypatch.setattr(selective_scan, "is_new", lambda index: True)
+def test_the_kernels_take_fp32_on_a_new_gpu_with_up_to_64_states(cuda, new, dtype, states, taken, monkeypatch):
+    monkeypatch.setattr(selective_scan, "is_new", lambda index: new)
     u = SimpleNamespace(is_cuda=cuda, dtype=dtype, device=SimpleNamespace(index=None))
     assert selective_scan.fused(u, torch.empty(states, 3)) is taken

@@ -144,6 +144,33 @@ def test_the_selective_scan_stores_nothing_of_the_size_of_all_states(monkeypatch
     assert 0 < max(saved) <= 4 * 256 * 16 < 4 * 256 * 8 * 16
 
 
+@pytest.mark.parametrize("asked", [0, 1], ids=["answers", "last state"])
+def test_one_output_of_the_selective_scan_may_be_all_that_has_a_gradient(asked):
+    inputs = scan_inputs(time=70)
+    outputs = selective_scan.selective_scan(*inputs)
+    alone = torch.autograd.grad(outputs[asked].square().sum(), inputs, retain_graph=True)
+    both = torch.autograd.grad(outputs[asked].square().sum() + 0 * outputs[1 - asked].sum(), inputs)
+    torch.testing.assert_close(alone, both, rtol=0, atol=0)
+
+
+def test_no_zeros_are_made_for_the_gradient_of_states_that_enter_chunks():
+    seen = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, given=(), options=None):
+            out = function(*given, **(options or {}))
+            if "zeros" in str(function) and isinstance(out, torch.Tensor):
+                seen.append(tuple(out.shape))
+            return out
+
+    inputs = scan_inputs(time=70)
+    loss = selective_scan.selective_scan(*inputs)[0].sum()
+    with Watch():
+        loss.backward()
+    assert (2, 2, 3) in seen  # of the last state
+    assert (2, 3, 2, 3) not in seen
+
+
 def test_bands_hold_the_taps_last_one_first():
     taps = torch.tensor([[1.0, 2.0, 3.0]])
     expected = torch.stack([pad(taps[0].flip(0), (i, 3 - i)) for i in range(4)])

@@ -12,6 +12,8 @@ import pytest
 import torch
 from training_stand_in import Numbers, Tiny, lines, result, run
 
+from compactattn import attend
+from compactattn.attention import ScaleError
 from compactattn.training import checkpoint as checkpoints
 from compactattn.training import files, loop, records
 from compactattn.training.checkpoint import CheckpointError
@@ -96,6 +98,24 @@ def test_a_bad_step_leaves_the_weights_as_they_were(tmp_path, monkeypatch, late)
         run(tmp_path / "bad", model, Poisoned(), checkpoint_every=5)
     good = checkpoints.load(tmp_path / "bad").weights  # of step 5
     assert all(torch.equal(good[name], weight) for name, weight in model.state_dict().items())
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["in a step", "in a validation"])
+def test_a_scale_that_weights_have_ruined_is_a_divergence(tmp_path, training):
+    class Ruined(Tiny):
+        def loss(self, inputs, targets, counted):
+            if training and (inputs == 0).any():
+                raise ScaleError("scale must be positive and finite, got [0.0]")
+            return super().loss(inputs, targets, counted)
+
+    def validate(model):
+        attend(*torch.ones(3, 1, 1, 1, 1), scale=torch.zeros(1))
+
+    with pytest.raises(Diverged, match="step 6 is not finite") as caught:
+        run(tmp_path, Ruined(), Poisoned(), log_every=1, validate=validate, validate_every=0 if training else 6)
+    assert ("first in a scale of attention; the checkpoint of step 3 is intact" in str(caught.value)) == training
+    *_, last = lines(tmp_path)
+    assert last == {"step": 6, "failed": "diverged at step 6, a scale of attention is 0 or not finite"}
 
 
 class FullDisk:

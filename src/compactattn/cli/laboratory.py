@@ -19,6 +19,7 @@ from compactattn.cli.work import Asked, fit_to_machine, train_run, write_page
 from compactattn.evaluation.exact_match import MODES, Mode
 from compactattn.experiments import in_context, language_modelling, length_generalisation
 from compactattn.experiments.registry import experiment_of
+from compactattn.experiments.storytelling import Wish
 from compactattn.models.config import ARCHITECTURES
 from compactattn.models.generation import Sampling
 from compactattn.models.language_model import build, count_parameters
@@ -67,7 +68,8 @@ def evaluate(
 
     compactattn evaluate runs/regbench/mosaic-biweight-1000-0
 
-    Where a run has validated by loss, the weights of its lowest one are tested, else those of its last step.
+    Where a run has validated by loss, the weights of its lowest one are tested, else, or with --keep last, those of its last
+    step.
 
     Args:
         run: Folder of the run. Data and by-position are for language modelling, lengths and mode for length generalisation,
@@ -161,7 +163,7 @@ def generate(
         commands = _commands_of(run)
         if temperature is None:
             sampling = replace(sampling, temperature=commands.TEMPERATURE)
-        commands.answer(run, Asked(prompts, tokens, sampling, seed, device, samples, stop, save))
+        commands.answer(run, Asked(prompts, Wish(tokens, sampling, seed, stop), device, samples, save))
     except ValueError as error:  # as where learned positions come to their end
         raise UsageError(str(error)) from error
 

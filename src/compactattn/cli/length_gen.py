@@ -230,7 +230,8 @@ def print_sweep(todo: Sequence[Job]) -> None:
     table = Table("exact match at length", *map(str, lengths), box=box.SIMPLE_HEAD, show_edge=False)
     for job in todo:
         rows = {row["length"]: row for row in read_evaluation(job.folder) if row["mode"] == MODES[0]}
-        table.add_row(job.folder.name, *(f"{rows[n]['exact'] / rows[n]['samples']:.2f}" for n in lengths))
+        shares = (f"{rows[n]['exact'] / rows[n]['samples']:.2f}" if n in rows else "–" for n in lengths)
+        table.add_row(job.folder.name, *shares)
     console().print(table)
 
 
@@ -242,7 +243,7 @@ def evaluate_and_show(folder: Path, device: str, lengths: str = "", mode: Mode =
 
 def answer(run: Path, asked: Asked) -> None:
     """Prints a prompt, what the model makes of it as it comes, and what is right."""
-    prompt = asked.only_prompt(TITLE)
+    prompt, wish = asked.only_prompt(TITLE), asked.wish
     trained = open_run(run, asked.device)
     data = length_gen.Data.of(trained.config)
     task = data.make_task()
@@ -250,11 +251,11 @@ def answer(run: Path, asked: Asked) -> None:
         if prompt:
             given = task.read_prompt(prompt)
         else:
-            given = task.split(length_gen.open_test_set(trained.config, data.longest).tokens(asked.seed, 1)[0])[0]
+            given = task.split(length_gen.open_test_set(trained.config, data.longest).tokens(wish.seed, 1)[0])[0]
         expected = task.render(task.solve(given))
     except ValueError as error:
         raise UsageError(str(error)) from error
-    written = generate(trained.model, [given], asked.tokens, **asdict(asked.sampling), stop=task.eos, seed=asked.seed)
+    written = generate(trained.model, [given], wish.tokens, **asdict(wish.sampling), stop=task.eos, seed=wish.seed)
     print(f"prompt    {task.render(given)}")
     print("model     ", end="", flush=True)
     said = []

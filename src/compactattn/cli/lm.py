@@ -35,7 +35,7 @@ from compactattn.data.tokenizers import load_tokenizer
 from compactattn.experiments import language_modelling
 from compactattn.experiments.language_modelling import OWN, Data, Model
 from compactattn.experiments.runs import read_evaluation
-from compactattn.experiments.storytelling import SAMPLING, Teller, Wish, save_stories
+from compactattn.experiments.storytelling import SAMPLING, Teller, save_stories
 from compactattn.experiments.sweep import Job
 from compactattn.models.language_model import build, count_parameters
 from compactattn.training.config import RunConfig
@@ -86,8 +86,8 @@ def train_lm(
 
     torchrun --nproc-per-node 8 -m compactattn train lm --data data/babistories --layers 12 --preset paper
 
-    The weights of the lowest validation loss are tested, unless told otherwise. Ctrl-C saves; `compactattn resume RUN` goes on
-    from there.
+    The weights of the lowest validation loss are tested, or with --preset paper those of the last step, unless told otherwise.
+    Ctrl-C saves; `compactattn resume RUN` goes on from there.
 
     Args:
         data: A corpus that `compactattn data` has prepared; by default the built-in stories, prepared on the fly.
@@ -105,12 +105,12 @@ def train_lm(
         dropout: Of the weights of attention, and of what each block adds; 0.05 if not given, 0 for cpu-quick.
         width: Of the model.
         heads: Of each block.
-        keep: Which weights are tested and tell stories: those of the lowest validation loss (best, if not given), or of the
-            last step, as in the paper.
+        keep: Which weights are tested and tell stories: those of the lowest validation loss (best), or of the last step (last,
+            as in the paper); by default last for paper, best for the other presets.
         precision: bf16 runs matrix products in bfloat16 under autocast, as all presets but cpu-quick do.
         accumulation: Micro-batches in an update, on each process; by default the fewest that hold at most 32 windows each.
-        compile: torch.compile for what surrounds attention (parts) or for everything (whole); by default parts on a GPU, none
-            for cpu-quick.
+        compile: torch.compile for what surrounds attention (parts) or for everything (whole); by default parts on a GPU, but
+            none for cpu-quick and under torchrun.
         graph: Replay updates as a CUDA graph, as gpu-short does; for one process and one micro-batch.
         device: auto, cpu, cuda or cuda:1.
         out: The run's folder; by default runs/lm/CORPUS-MODEL-KERNEL-LAYERS-SEED.
@@ -293,8 +293,9 @@ def print_sweep(todo: Sequence[Job]) -> None:
     header = "run", "validation loss", "perplexity", "bits per byte", "best step", *(f"{name} loss" for name in others)
     table = Table(*header, box=box.SIMPLE_HEAD, show_edge=False)
     for job, rows in zip(todo, found, strict=True):
-        row = rows[OWN]
-        numbers = f"{row['loss']:.4f}", f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.4f}", str(row["step"])
+        numbers = ["–"] * 4
+        if row := rows.get(OWN):  # a run that diverged has none
+            numbers = [f"{row['loss']:.4f}", f"{row['perplexity']:.2f}", f"{row['bits_per_byte']:.4f}", str(row["step"])]
         table.add_row(job.folder.name, *numbers, *(f"{rows[name]['loss']:.4f}" if name in rows else "–" for name in others))
     console().print(table)
 
@@ -302,7 +303,7 @@ def print_sweep(todo: Sequence[Job]) -> None:
 def answer(run: Path, asked: Asked) -> None:
     """Writes stories: a single one as it comes, several when all are done. How fast goes to stderr."""
     teller = Teller.open(run, asked.device)
-    wish = Wish(asked.tokens, asked.sampling, asked.seed, asked.stop)
+    wish = asked.wish
     prompts = [prompt for prompt in asked.prompts or ("",) for _ in range(asked.samples)]
     began = time.monotonic()
     told = [teller.stream(prompts[0], wish)] if len(prompts) == 1 else teller.tell(prompts, wish)

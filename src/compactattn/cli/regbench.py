@@ -18,6 +18,7 @@ from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folde
 from compactattn.cli.work import (
     Asked,
     Preset,
+    complain,
     finish_jobs,
     finish_sweep,
     fit_to_machine,
@@ -162,8 +163,10 @@ def sweep_regbench(
     todo = [Job(config, out / (name_point(config) if search else name_run(config)), 0, device) for config in configs]
     jobs = jobs or min(len(todo), 4 if has_gpu(device) else os.cpu_count() or 1)
     if search:
-        finish_jobs(todo, jobs)
-        print_search(todo, out)
+        diverged = finish_jobs(todo, jobs)
+        if found := [job for number, job in enumerate(todo) if number not in diverged]:
+            print_search(found, out)
+        complain(diverged, todo)
     else:
         finish_sweep(todo, jobs, out, print_sweep)
 
@@ -250,8 +253,9 @@ def print_sweep(todo: Sequence[Job]) -> None:
     """Accuracy and TVD of every run on the test set."""
     table = Table("model", "examples", "seed", "accuracy, %", "TVD, %", "best epoch", box=box.SIMPLE_HEAD, show_edge=False)
     for job in todo:
-        row = next(row for row in read_evaluation(job.folder) if row["split"] == "test")
-        shown = f"{100 * row['right'] / row['positions']:.1f}", f"{100 * row['tvd']:.1f}", f"{row['epoch']:.0f}"
+        shown = ["–"] * 3
+        if row := next((row for row in read_evaluation(job.folder) if row["split"] == "test"), None):
+            shown = [f"{100 * row['right'] / row['positions']:.1f}", f"{100 * row['tvd']:.1f}", f"{row['epoch']:.0f}"]
         name = describe(job.config).split(",")[0]
         table.add_row(name, f"{job.config.data['examples']:,}", str(job.config.seed), *shown)
     console().print(table)
@@ -275,20 +279,20 @@ def print_search(todo: Sequence[Job], out: Path) -> None:
 
 def answer(run: Path, asked: Asked) -> None:
     """Prints strings of a language and how the model goes on; of a test language, also which of its letters are legal."""
-    prompt = asked.only_prompt(TITLE)
+    prompt, wish = asked.only_prompt(TITLE), asked.wish
     trained = open_run(run, asked.device)
     try:
-        start = in_context.begin(trained.config, prompt, asked.seed)
+        start = in_context.begin(trained.config, prompt, wish.seed)
     except ValueError as error:
         raise UsageError(str(error)) from error
     longest = trained.config.model.longest
     if longest and len(start.tokens) > longest:
         raise UsageError(f"the prompt has {len(start.tokens)} tokens, but this model learned positions for {longest} only")
-    tokens = min(asked.tokens, longest - len(start.tokens) + 1) if longest else asked.tokens  # the last one is never read
+    tokens = min(wish.tokens, longest - len(start.tokens) + 1) if longest else wish.tokens  # the last one is never read
     print(f"prompt  {start.languages.render(start.tokens)}")
     print("model   ", end="", flush=True)
     said = []
-    for token in generate(trained.model, [start.tokens], tokens, **asdict(asked.sampling), seed=asked.seed):
+    for token in generate(trained.model, [start.tokens], tokens, **asdict(wish.sampling), seed=wish.seed):
         said.append(int(token))
         print(start.languages.render(said[-1:]), end="", flush=True)
     legal = start.judge(said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,14 +16,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from compactattn.cli.app import UsageError, parse_kernel, prepare_folder
 from compactattn.experiments.registry import experiment_of
-from compactattn.experiments.runs import open_run
+from compactattn.experiments.runs import open_run, read_failure
+from compactattn.experiments.storytelling import Wish
 from compactattn.experiments.sweep import Job, finish, finish_all
 from compactattn.kernels import split_names
 from compactattn.memory.inspection import summarise
-from compactattn.models.generation import Sampling
 from compactattn.training import checkpoint
 from compactattn.training.config import RunConfig, vary
 from compactattn.training.distributed import leads
+from compactattn.training.divergence import Diverged
 from compactattn.training.interrupt import Interrupted
 
 Preset = Literal["cpu-quick", "gpu-short", "paper"]
@@ -36,17 +37,14 @@ class Asked:
     """What `generate` is to write."""
 
     prompts: tuple[str, ...]
-    tokens: int
-    sampling: Sampling
-    seed: int
+    wish: Wish
     device: str
     samples: int = 1  # from each prompt
-    stop: bool = True
     save: bool = False
 
     def only_prompt(self, title: str) -> str:
         """The prompt, empty where there is none; more than an experiment with one answer can do is refused."""
-        if len(self.prompts) > 1 or self.samples > 1 or not self.stop or self.save:
+        if len(self.prompts) > 1 or self.samples > 1 or not self.wish.stop or self.save:
             raise UsageError(f"several prompts, --samples, --no-stop and --save are for language modelling, not for {title}")
         return self.prompts[0] if self.prompts else ""
 
@@ -107,20 +105,33 @@ def train_and_show(config: RunConfig, folder: Path, show: Callable[[Path, str], 
 
 
 def finish_sweep(todo: Sequence[Job], jobs: int, out: Path, show: Callable[[Sequence[Job]], None]) -> None:
-    """Finishes all runs of a sweep, writes their report and shows how well they did."""
-    finish_jobs(todo, jobs)
-    page = write_page([job.folder for job in todo], out / "report", todo[0].device)
-    show(todo)
-    print(f"\nReport: {page}")
+    """Finishes all runs of a sweep, writes their report and shows how well they did; those that diverged are told last."""
+    diverged = finish_jobs(todo, jobs)
+    if len(diverged) < len(todo):
+        page = write_page([job.folder for job in todo], out / "report", todo[0].device)
+        show(todo)
+        print(f"\nReport: {page}")
+    complain(diverged, todo)
 
 
-def finish_jobs(todo: Sequence[Job], jobs: int) -> None:
-    """Trains and evaluates what is not trained and evaluated yet, with a bar for each run."""
+def complain(diverged: Mapping[int, Diverged], todo: Sequence[Job]) -> None:
+    """A UsageError, so that no script takes a sweep for whole that is not."""
+    if diverged:
+        count, named = f"{len(diverged)} of {len(todo)} runs", "".join(f"\n{diverged[number]}" for number in sorted(diverged))
+        raise UsageError(f"{count} diverged; to try one again, remove its folder and give the same command{named}")
+
+
+def finish_jobs(todo: Sequence[Job], jobs: int) -> dict[int, Diverged]:
+    """Trains and evaluates what is not trained and evaluated yet, with a bar for each run; returns which diverged."""
+    diverged: dict[int, Diverged] = {}
     if jobs == 1:
-        for number, job in enumerate(todo, start=1):
-            print(f"[{number}/{len(todo)}] {job.folder}", flush=True)
-            _run(lambda job=job: finish(job, show_progress=True))  # type: ignore[misc]
-        return
+        for number, job in enumerate(todo):
+            print(f"[{number + 1}/{len(todo)}] {job.folder}", flush=True)
+            try:
+                _run(lambda job=job: finish(job, show_progress=True))  # type: ignore[misc]
+            except Diverged as error:
+                diverged[number] = error
+        return diverged
     with progress() as bar:
         bars = [bar.add_task(job.folder.name, total=job.config.training.steps) for job in todo]
         told = time.monotonic()
@@ -133,7 +144,8 @@ def finish_jobs(todo: Sequence[Job], jobs: int) -> None:
                 told = time.monotonic()
                 print(describe_jobs(todo, steps), flush=True)
 
-        _run(lambda: finish_all(todo, jobs, watch))
+        _run(lambda: diverged.update(finish_all(todo, jobs, watch)))
+    return diverged
 
 
 def describe_jobs(todo: Sequence[Job], steps: Sequence[int]) -> str:
@@ -182,6 +194,8 @@ def _inspect(runs: Sequence[Path], device: str) -> tuple[list[Any], list[str]]:
     for folder in (path for run in runs for path in [run, *sorted(run.glob("*/"))] if (path / "config.json").is_file()):
         config = checkpoint.load_config(folder)
         if config.model.kernel in found or config.model.architecture != "mosaic" or not checkpoint.exists(folder):
+            continue
+        if read_failure(folder):  # what it has are the weights of some step before
             continue
         try:
             tokens, words = experiment_of(config).example(config)

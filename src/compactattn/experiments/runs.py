@@ -78,6 +78,12 @@ def is_trained(folder: Path, config: RunConfig) -> bool:
     return step == config.training.steps or Selection.of(read_metrics(folder), config.training.patience, step).exhausted
 
 
+def read_failure(folder: Path) -> str:
+    """What ended a run before its last step, as in "diverged at step 412, loss nan"; nothing where it may go on."""
+    lines = read_metrics(folder)
+    return str(lines[-1].get("failed", "")) if lines else ""
+
+
 def check_same(folder: Path, config: RunConfig) -> None:
     """A RunError names the fields in which the run in a folder differs from a config."""
     if changed := differences(load_config(folder), config, ignore=FREE):

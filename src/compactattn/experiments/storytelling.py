@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from compactattn.data.tokenizers import Tokenizer
 from compactattn.experiments.language_modelling import Data
 from compactattn.experiments.runs import Trained, open_run
-from compactattn.models.generation import Sampling, TextStream, generate, stream_text
+from compactattn.models.generation import Sampling, TextStream, generate
 from compactattn.training.config import RunError
+from compactattn.training.files import replace_durably
 
 STORIES = "stories.jsonl"
 SAMPLING = Sampling(temperature=0.8)  # a small model that always takes the likeliest token goes round in circles
@@ -25,7 +27,7 @@ class Wish:
     """How a text is to be written."""
 
     tokens: int = 256  # at most
-    sampling: Sampling = field(default=SAMPLING)
+    sampling: Sampling = SAMPLING
     seed: int = 0
     stop: bool = True  # at the end of the story
 
@@ -48,28 +50,21 @@ class Teller:
 
     def stream(self, prompt: str, wish: Wish) -> TextStream:
         """One text, piece by piece; equal to the only one that `tell` would write."""
-        tokens = self._room([self._read(prompt)], wish.tokens)
-        return stream_text(
-            self.trained.model, self.tokenizer, prompt, tokens, **asdict(wish.sampling), stop=wish.stop, seed=wish.seed
-        )
+        return TextStream(self._write([prompt], wish), self.tokenizer, wish.stop)
 
     def tell(self, prompts: Sequence[str], wish: Wish) -> list[TextStream]:
         """A text for each prompt, all written together; each still to be read, as one that streams."""
-        given = [self._read(prompt) for prompt in prompts]
-        stop = self.tokenizer.end if wish.stop else None
-        written = generate(
-            self.trained.model, given, self._room(given, wish.tokens), **asdict(wish.sampling), stop=stop, seed=wish.seed
-        )
-        rows = torch.stack(list(written), 1).tolist()
+        rows = torch.stack(list(self._write(prompts, wish)), 1).tolist()
         return [TextStream(iter(row), self.tokenizer, wish.stop) for row in rows]
 
-    def _read(self, prompt: str) -> list[int]:
-        return self.tokenizer.encode(prompt) or [self.tokenizer.end]
-
-    def _room(self, prompts: Sequence[Sequence[int]], tokens: int) -> int:
-        """So many tokens, or as many as learned positions leave; the last one that is written is never read."""
-        longest = self.trained.config.model.longest
-        return min(tokens, max(1, longest - max(map(len, prompts)) + 1)) if longest else tokens
+    def _write(self, prompts: Sequence[str], wish: Wish) -> Iterator[Tensor]:
+        """The tokens of every text, (B,) at a time: as many as wished for, or as learned positions leave."""
+        given = [self.tokenizer.encode(prompt) or [self.tokenizer.end] for prompt in prompts]
+        tokens, longest = wish.tokens, self.trained.config.model.longest
+        if longest:
+            tokens = min(tokens, max(1, longest - max(map(len, given)) + 1))  # the last one that is written is never read
+        stop = self.tokenizer.end if wish.stop else None
+        return generate(self.trained.model, given, tokens, **asdict(wish.sampling), stop=stop, seed=wish.seed)
 
     def describe(self, prompt: str, text: str, wish: Wish, ended: bool, row: int = 0) -> dict[str, Any]:
         """A line of stories.jsonl: the text is what follows the prompt; each row of a seed has draws of its own.
@@ -91,8 +86,8 @@ def tell_story(folder: Path, prompt: str, wish: Wish, device: str = "auto") -> s
 
 def save_stories(folder: Path, lines: Sequence[dict[str, Any]]) -> None:
     """Adds lines to the stories of a run."""
+    path, added = folder / STORIES, "".join(json.dumps(line) + "\n" for line in lines)
     try:
-        with open(folder / STORIES, "a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(line) + "\n" for line in lines))
+        replace_durably(path, (path.read_bytes() if path.exists() else b"") + added.encode())
     except OSError as error:
-        raise RunError(f"cannot write to {folder / STORIES}: {error.strerror or error}") from error
+        raise RunError(f"cannot write to {path}: {error.strerror or error}") from error

@@ -76,7 +76,6 @@ def turn(x: Tensor, position: Tensor, dim: int) -> Tensor:
     x = x.to(accumulator(x.dtype))
     rate = BASE ** -(torch.arange(0, dim, 2, device=x.device, dtype=torch.float64) / dim)
     angle = position[..., None] * rate  # (B, T, dim / 2)
-    turns = (
-        torch.polar(torch.ones_like(angle), angle).to(torch.promote_types(x.dtype, torch.complex32)).tile(x.shape[-1] // dim)
-    )
+    complex_dtype = torch.promote_types(x.dtype, torch.complex32)  # Dynamo does not know dtype.to_complex
+    turns = torch.polar(torch.ones_like(angle), angle).to(complex_dtype).tile(x.shape[-1] // dim)
     return torch.view_as_real(torch.view_as_complex(x.unflatten(-1, (-1, 2))) * turns).flatten(-2)

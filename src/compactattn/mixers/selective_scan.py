@@ -2,8 +2,8 @@
 
 Time is cut into chunks and the i-th positions of all chunks advance together, so that a loop takes CHUNK turns whatever the
 length; what crosses from chunk to chunk is a second, shorter loop. Every factor is a decay of at most 1: nothing is divided.
-Nothing of size T × N × E outlives a slice of the batch: the backward pass makes the states again from those that enter chunks.
-On a GPU each pass is one kernel instead, fused/selective_scan.py.
+The backward pass makes the states again from those that enter chunks, which alone are kept; on a CPU nothing of size T × N × E
+outlives a slice of the batch. On a GPU each pass is one kernel instead, fused/selective_scan.py, with chunks of its own.
 
 Shapes: B batch, T time, E channels, N states; K chunks in a slice, of L positions. u and Δ are (B, T, E), b and c (B, T, N),
 rates a (N, E), states (B, N, E).
@@ -202,11 +202,15 @@ def _(dy, dlast, entering, u, step, rates, b, c):  # type: ignore[no-untyped-def
 
 
 def _save(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)  # nobody asks for the gradient of the states that enter chunks: zeros would be as large
     ctx.save_for_backward(output[2], *inputs[:5])
 
 
-def _pull(ctx: Any, dy: Tensor, dlast: Tensor, _: Tensor) -> tuple[Tensor, ...]:
-    return _scan_backward(dy.contiguous(), dlast.contiguous(), *ctx.saved_tensors)
+def _pull(ctx: Any, dy: Tensor | None, dlast: Tensor | None, _: None) -> tuple[Tensor, ...]:
+    entering, u, *_ = ctx.saved_tensors
+    dy = torch.zeros_like(u) if dy is None else dy.contiguous()
+    dlast = torch.zeros_like(entering[:, 0]) if dlast is None else dlast.contiguous()
+    return _scan_backward(dy, dlast, *ctx.saved_tensors)
 
 
 _scan.register_autograd(_pull, setup_context=_save)

@@ -216,8 +216,9 @@ class TextStream(Iterator[str]):
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for token in written:
             self.tokens.append(int(token))
-            self.ended = self.tokens[-1] == tokenizer.end
-            if self.ended and stop:
+            ends = self.tokens[-1] == tokenizer.end
+            self.ended = self.ended or ends
+            if ends and stop:
                 break
             if piece := decoder.decode(tokenizer.to_bytes(self.tokens[-1:])):
                 yield piece
@@ -235,10 +236,9 @@ def stream_text(
     top_k: int = 0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-    stop: bool = True,
     seed: int = 0,
 ) -> TextStream:
-    """How a model goes on with a text, piece by piece, until it ends it (if `stop`) or has written `tokens` tokens.
+    """How a model goes on with a text, piece by piece, until it ends it or has written `tokens` tokens.
 
     An empty prompt starts a new text: the end token stands before each in training. The prompt is not repeated.
     """
@@ -249,6 +249,6 @@ def stream_text(
     ids = tokenizer.encode(prompt) or [tokenizer.end]
     written = generate(
         model, [ids], tokens,
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, stop=tokenizer.end if stop else None, seed=seed,
+        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, stop=tokenizer.end, seed=seed,
     )  # fmt: skip
-    return TextStream(written, tokenizer, stop)
+    return TextStream(written, tokenizer)

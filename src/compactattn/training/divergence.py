@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from compactattn.attention import ScaleError
 from compactattn.training.config import RunError
 
 
@@ -29,6 +30,8 @@ def blame(model: nn.Module, losses: Iterable[Callable[[], Tensor]]) -> str:
         handles = [module.register_forward_hook(_watch(name, found)) for name, module in model.named_modules() if name]
         try:
             total = loss()
+        except ScaleError:
+            return "a scale of attention"
         finally:
             for handle in handles:
                 handle.remove()

@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from compactattn.attention import ScaleError
 from compactattn.data.batches import Batch, Stream
 from compactattn.training import checkpoint as checkpoints
 from compactattn.training.checkpoint import Checkpoint
@@ -224,9 +225,13 @@ class Loop:
         order = (span for number in steps for span in spans(training, number, self.group.rank, self.group.size))
         with Feed(self.stream, order, self.group.device) as feed:
             for step in steps:
-                self.waiting.append(self.update(step, feed))
-                self.settle(keep=lag(self.group.device))
-                self.keep(step)
+                try:
+                    self.waiting.append(self.update(step, feed))
+                    self.settle(keep=lag(self.group.device))
+                    self.keep(step)
+                except ScaleError as error:  # scales are learned: the weights have run away
+                    self.settle()
+                    raise self.fail(step, "a scale of attention is 0 or not finite") from error
                 if self.stop or self.exhausted:
                     break
         self.settle()
@@ -286,11 +291,8 @@ class Loop:
             reading = self.waiting.pop(0)
             loss, norm, stop = reading.read()
             if not (math.isfinite(loss) and math.isfinite(norm)):
-                if self.records is not None:  # in words: JSON has no NaN
-                    gradient = f" and gradient norm {norm:.5g}" if math.isfinite(loss) else ""
-                    failed = f"diverged at step {reading.step:,}, loss {loss:.5g}{gradient}"
-                    self.records.metric({"step": reading.step, "failed": failed})
-                raise self.explain(reading.step)
+                gradient = f" and gradient norm {norm:.5g}" if math.isfinite(loss) else ""
+                raise self.fail(reading.step, f"loss {loss:.5g}{gradient}")
             self.stop = self.stop or stop > 0
             self.log(reading.step, loss, norm)
 
@@ -367,6 +369,12 @@ class Loop:
         assert self.records is not None
         state = checkpoints.capture(step, self.config, self.records.sync(), self.model, self.optimiser, self.group.device)
         checkpoints.save(folder, state)
+
+    def fail(self, step: int, how: str) -> Diverged:
+        """Ends the metrics with what went wrong, in words: JSON has no NaN."""
+        if self.records is not None:
+            self.records.metric({"step": step, "failed": f"diverged at step {step:,}, {how}"})
+        return self.explain(step)
 
     def explain(self, step: int) -> Diverged:
         """Does the step again, for the samples of every process, to find the layer; the weights are still those before it."""

@@ -476,7 +476,7 @@ def _free():
         signal.signal(number, handler)
 
 
-def work(make, config, given, deadline=None):
+def do_one(make, config, given, deadline=None):
     """What a worker does with one run; the number of failures."""
     queue, failed = Queue(), make.processes.Value("i", 0)
     for item in (config, None):
@@ -500,17 +500,17 @@ def test_a_run_that_is_stopped_goes_on_in_a_later_call(make, monkeypatch, tmp_pa
 
     with monkeypatch.context() as patch:
         patch.setattr(Loop, "update", update_and_stop)
-        assert work(make, config, given, deadline) == 0
+        assert do_one(make, config, given, deadline) == 0
     assert "stopped after step 3 of 6; its state is kept" in capsys.readouterr().out
     assert list(given.out.iterdir()) == []
     assert len(list(given.state.iterdir())) == 1
-    work(make, config, given, deadline)
+    do_one(make, config, given, deadline)
     assert "no time left" in capsys.readouterr().out
-    assert work(make, config, given) == 0
+    assert do_one(make, config, given) == 0
     assert list(given.state.iterdir()) == []
     halves = json.loads((given.out / "stories-1.jsonl").read_text())
     given.out, given.resume_dir = tmp_path, None
-    assert work(make, config, given) == 0
+    assert do_one(make, config, given) == 0
     whole = json.loads((tmp_path / "stories-1.jsonl").read_text())
     assert halves["environment"]["resumed"][0]["step"] == 3
     assert str(tmp_path) not in json.dumps(halves)
@@ -528,7 +528,7 @@ def test_a_signal_stops_a_run_and_its_state_is_kept(make, monkeypatch, tmp_path,
         return update(self, step, feed)
 
     monkeypatch.setattr(Loop, "update", update_and_stop)
-    assert work(make, shrink(make, list_first(make, given)[0]), given, deadline) == 0
+    assert do_one(make, shrink(make, list_first(make, given)[0]), given, deadline) == 0
     assert "stopped after step 3 of 6; its state is kept" in capsys.readouterr().out
     assert list(given.out.iterdir()) == []
     assert len(list(given.state.iterdir())) == 1
@@ -546,7 +546,7 @@ def test_a_finished_training_outlives_a_failure_after_it(make, monkeypatch, tmp_
 
     with monkeypatch.context() as patch:
         patch.setattr(make, "tell_story", fail)
-        assert work(make, config, given) == 1
+        assert do_one(make, config, given) == 1
     (kept,) = given.state.iterdir()
     assert f"OSError('no story'); its state is in {kept}" in capsys.readouterr().out
     monkeypatch.setattr(make, "BETWEEN_CHECKPOINTS", 2)
@@ -554,7 +554,7 @@ def test_a_finished_training_outlives_a_failure_after_it(make, monkeypatch, tmp_
     again = shrink(make, list_first(make, given)[0])
     assert (config.training.checkpoint_every, again.training.checkpoint_every) == (6, 2)
     monkeypatch.setattr(Loop, "update", fail)  # no step is done again
-    assert work(make, again, given) == 0
+    assert do_one(make, again, given) == 0
     (run,) = make.read_lines(given.out)
     assert make.identify(run.config) == make.identify(config)
     assert len(run.stories) == 1

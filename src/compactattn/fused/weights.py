@@ -59,7 +59,7 @@ def load_kept(p_kept, o_rows, m_rows, far, RULE: tl.constexpr):
     slopes = tl.load(p_kept + SLOPES * far + o_rows, mask=m_rows, other=0.0)
     theta, cut = peak - reach, tl.zeros_like(peak).to(tl.int32)
     if RULE == ANCHORED:
-        theta = tl.load(p_kept + THETA * far + o_rows, mask=m_rows, other=-INF)
+        theta = tl.load(p_kept + THETA * far + o_rows, mask=m_rows, other=LONGEST)
     elif RULE == NEAREST:
         theta = tl.load(p_kept + THETA * far + o_rows, mask=m_rows, other=0.0)
         cut = tl.load(p_kept + CUT * far + o_rows, mask=m_rows, other=0.0).to(tl.int32, bitcast=True)

@@ -130,12 +130,12 @@ def _spell(spread: Spread | None) -> str:
 
 
 def _mark(comparison: Comparison, column: Column, line: Line, best: str, interval: str) -> str:
-    """A cell; the lowest of its column is set in `best`, half of the interval over seeds in `interval`."""
+    """A cell; what shows the lowest of its column is set in `best`, half of the interval over seeds in `interval`."""
     spread, text = column.spread(line), column.show(line)
     if spread is None:
         return text
-    lowest = min(_means(comparison, column))
-    text = best.format(text) if spread.mean == lowest and len(comparison.lines) > 1 else text
+    lowest = f"{min(_means(comparison, column)):.3f}"
+    text = best.format(text) if text == lowest and len(comparison.lines) > 1 else text
     return text + (interval.format(f"±\u00a0{(spread.interval[1] - spread.interval[0]) / 2:.3f}") if spread.interval else "")
 
 

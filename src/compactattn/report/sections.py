@@ -181,7 +181,7 @@ def _make_regbench(compared: regbench_comparison.Comparison, draw: bool) -> Sect
 
 
 def _draw_regbench(compared: regbench_comparison.Comparison, name: str) -> dict[str, Picture]:
-    size = regbench_figures.choose_size(compared)
+    size = compared.main_size
     caption = f"Accuracy and TVD on {compared.title} against the number of training examples. {LOOKS}{OTHERS}"
     caption += " Bands: 95 % interval of the mean over seeds." if regbench_figures.shows_bands(compared) else ""
     caption += " Grey lines: n-grams of the context, without training." if compared.references else ""

@@ -32,11 +32,11 @@ def write_report(
 ) -> Path:
     """Writes index.html, report.md and figures/ into the folder `out`, which is made if need be; returns the page's path.
 
-    `missing` says which runs could not be looked into, and why.
+    `missing` are sentences on the runs that are not looked into, and why.
     """
     check_evaluated(runs)
     sections = make_sections(runs)
-    inside = [*_draw_inside(inspections), *(Sentences([f"Left out is {note}."]) for note in missing)]
+    inside = [*_draw_inside(inspections), *([Sentences(missing)] if missing else [])]
     out = Path(out)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     seen = (part for part in inside if isinstance(part, Picture))
@@ -69,7 +69,9 @@ def _draw_inside(inspections: Sequence[Inspection]) -> list[Part]:
         "Keys with non-zero weight against the position of the query: the median head, and the range of all heads. "
         "The grey line is every key so far."
     )
+    named = [f"{name_kernel(one.kernel)}, {one.run}, trained on {one.subject}" for one in inspections if one.run]
     return [
+        *([Sentences([f"The last layer, on the first test example of the run: {'; '.join(named)}."])] if named else []),
         Picture("attention", maps.draw_attention(inspections), weights),
         Picture("support", maps.draw_support(inspections), support),
         Picture("heads", maps.draw_heads(inspections), "Keys used and bandwidth, for every head at every position."),
@@ -78,7 +80,7 @@ def _draw_inside(inspections: Sequence[Inspection]) -> list[Part]:
 
 
 def _list_words(inspections: Sequence[Inspection]) -> list[Part]:
-    """Which words each head used, a table for each kernel, folded away on the page."""
+    """Which tokens each head used, a table for each kernel, folded away on the page."""
     grids = [
         Grid(
             fold(escape(f"{name_kernel(one.kernel)}, layer {one.layer + 1}"), attended.format_html(one.summary, one.layer)),
@@ -88,7 +90,7 @@ def _list_words(inspections: Sequence[Inspection]) -> list[Part]:
         for one in inspections
         if one.summary is not None
     ]
-    return [Heading("The words that each head used"), *grids] if grids else []
+    return [Heading("The tokens that each head used"), *grids] if grids else []
 
 
 # -- HTML ----------------------------------------------------------------------------------------

@@ -129,10 +129,12 @@ def _state_seeds(comparison: Comparison) -> str:
 
 
 def rank(comparison: Comparison) -> list[str]:
-    """The variants of each split from the lowest loss up, an item for each; and who is as good as the best for all we know."""
+    """The variants of each split from the lowest loss up, an item for each that has two; and who may be as good as the best."""
     items = []
     for split in comparison.splits:
         ranked = comparison.on(split)
+        if len(ranked) < 2:
+            continue
         names = ", ".join(f"{line.label} ({_loss(line, split)})" for line in ranked)
         item = f"{_capital(name_split(split))}: {names}."
         level = [line.label for line in ranked[1:] if _judge(comparison, split, line, ranked[0]) is False]

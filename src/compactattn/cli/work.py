@@ -100,7 +100,8 @@ def train_run(config: RunConfig, folder: Path, *, resume: bool, tensorboard: boo
         named = ((name.replace("_", " "), value) for name, value in summary.validation.items())
         validation = "".join(f", validation {name} {value:.3f}" for name, value in named)
         best = f", best at step {summary.best_step}" if summary.best_step else ""
-        print(f"{folder}: step {summary.step}, loss {summary.loss:.4f}{validation}{best}, {summary.seconds:.0f} s", flush=True)
+        took = f"{summary.seconds:.0f} s{' with validation' if summary.validation else ''}"
+        print(f"{folder}: step {summary.step}, loss {summary.loss:.4f}{validation}{best}, {took}", flush=True)
 
 
 def train_and_show(config: RunConfig, folder: Path, show: Callable[[Path, str], None] | None, tensorboard: bool) -> None:

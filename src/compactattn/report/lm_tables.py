@@ -99,7 +99,7 @@ def _list_columns(comparison: Comparison) -> list[Column]:
         ]
     costs = (
         Column("Time", "", lambda line: format_duration(mean_cost(line).wall_seconds)),
-        Column("Tokens/s", "thousand", lambda line: _count(mean_cost(line).tokens_per_second, 1e3, ",.0f")),
+        Column("Tokens/s", "thousand", lambda line: _count(float(f"{mean_cost(line).tokens_per_second:.3g}"), 1e3, ",g")),
         Column("Memory", "GiB", lambda line: _count(mean_cost(line).peak_bytes, 2**30, ".1f")),
     )
     return columns + [column for column in costs if any(column.show(line) != NONE for line in comparison.lines)]

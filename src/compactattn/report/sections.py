@@ -241,7 +241,7 @@ def _make_depth(compared: lm_comparison.Comparison, name: str, draw: bool) -> Se
     parts += _itemise(DEPARTURES, lm_finding.list_departures(compared))
     parts += _illustrate(pictures.get("training"), "Training")
     steps = f"{compared.steps:,} steps of {compared.batch:,} windows"
-    title = compared.title[:1].upper() + compared.title[1:]
+    title = compared.title  # a corpus goes by its own name
     found = lm_finding.find(compared)
     return Section(name, "Language modelling", compared.title, title, steps, title, found, parts, compared.lines)
 

@@ -126,7 +126,7 @@ def test_a_report_names_the_runs_that_it_looks_into_and_those_it_does_not(runs, 
     inspections, missing, notes = inspect_runs([runs, twin], "cpu")
     assert [(one.run, one.subject) for one in inspections] == [
         (str(runs / "recall"), "mqmtar"),
-        (str(runs / "regbench"), "regbench"),
+        (str(runs / "regbench"), "RegBench, 64 examples"),
     ]
     assert missing == []
     shown, others = notes

@@ -212,6 +212,7 @@ def _look_into(folder: Path, example: tuple[list[int], list[str]], device: str) 
     tokens, words = example
     trained = open_run(folder, device)
     model, data = trained.config.model, trained.config.data
+    subject = data.get("corpus") or data.get("task") or f"RegBench, {data['examples']:,} examples"
     with torch.inference_mode():
         looks = trained.model.inspect(torch.tensor([tokens], device=trained.device))
     weights, readout, _ = looks[-1]
@@ -219,7 +220,7 @@ def _look_into(folder: Path, example: tuple[list[int], list[str]], device: str) 
     return Inspection(
         model.kernel, model.layers - 1, head, weights[0, head].cpu().numpy(),
         readout.support[0].cpu().numpy(), readout.bandwidth[0].cpu().numpy(), words, summarise(looks, words),
-        str(folder), str(data.get("corpus") or data.get("task") or trained.config.experiment),
+        str(folder), str(subject),
     )  # fmt: skip
 
 

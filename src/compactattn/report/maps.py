@@ -142,6 +142,8 @@ def draw_support(inspections: Sequence[Inspection]) -> Figure:
     layers = sorted({inspection.layer for inspection in inspections})
     with matplotlib.rc_context(STYLE):
         names = {inspection.kernel for inspection in inspections}
+        most = max(inspection.support.shape[1] for inspection in inspections)
+        ends: dict[str, tuple[str, float, float, object]] = {}  # of each kernel in the last layer that it is drawn in
         height = max(2.6, 0.8 + LINE_HEIGHT * len(names))
         figure = Figure(figsize=(WIDTH, height))
         grid = figure.add_gridspec(
@@ -149,10 +151,10 @@ def draw_support(inspections: Sequence[Inspection]) -> Figure:
         )
         for column, layer in enumerate(layers):
             panel = figure.add_subplot(grid[column])
-            ends = [_draw_support_line(panel, inspection) for inspection in inspections if inspection.layer == layer]
+            drawn = [_draw_support_line(panel, inspection) for inspection in inspections if inspection.layer == layer]
+            ends = {name: (name, y, float(most), look) for name, y, _, look in ends.values()} | {end[0]: end for end in drawn}
             panel.set_xscale("log", base=2)
             panel.set_yscale("log", base=2)
-            most = max(x for *_, x, _ in ends)
             panel.set(xlim=(1, most), ylim=(0.8, most * 1.1), title=f"layer {layer + 1}")
             for axis in (panel.xaxis, panel.yaxis):
                 axis.set_major_formatter(lambda x, _: f"{x:,.0f}")
@@ -161,7 +163,7 @@ def draw_support(inspections: Sequence[Inspection]) -> Figure:
             if column == 0:
                 panel.set(ylabel="keys with weight", xlabel="position of the query")
             if column == len(layers) - 1:
-                name_ends(panel, sorted(ends, key=lambda end: end[1]), np.log2)
+                name_ends(panel, sorted(ends.values(), key=lambda end: end[1]), np.log2)
     return figure
 
 

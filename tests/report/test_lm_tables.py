@@ -30,6 +30,11 @@ def test_markdown_has_a_row_for_each_variant_and_a_column_for_each_split():
     ]
 
 
+def test_all_that_show_the_lowest_of_a_column_are_bold():
+    text = lm_tables.format_markdown(comparison_of(make_run(2.5001), make_run(2.5004, kernel="gaussian")))
+    assert text.count("| **2.500** |") == 2
+
+
 def test_tokens_a_second_have_three_digits_at_any_speed():
     speeds = {"gaussian": 4_321.0, "sparsemax": 87.654, "biweight": 1_234_567.0}
     runs = [dataclasses.replace(make_run(kernel=kernel), cost=Cost(9.0, speed)) for kernel, speed in speeds.items()]

@@ -147,9 +147,8 @@ def _read_recipe(run: Run) -> lines.Recipe:
     training = recipe["training"]
     steps, warmup = training.pop("steps"), training.pop("warmup")
     training["epochs"] = round(count_epochs(run, steps))
-    training["warm-up share"] = (
-        "0.1" if warmup == steps // 10 else f"{warmup / steps:.1g}"
-    )  # the recipe's tenth is rounded down
+    tenth = warmup == steps // 10  # the recipe's, which of few steps, rounded down, is another quotient
+    training["warm-up share"] = "0.1" if tenth else f"{warmup / steps:.1g}"
     return recipe
 
 

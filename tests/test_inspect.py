@@ -1,16 +1,20 @@
 """`compactattn inspect`, as a person uses it."""
 
 import io
+import shutil
 
 import pytest
 import torch
 from rich.console import Console
+from tests.report.report_examples import make_run
 
 from compactattn import cli
 from compactattn.cli.inspection import shade_words
+from compactattn.cli.work import inspect_runs
 from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.runs import open_run
 from compactattn.memory.inspection import Used
+from compactattn.report.page import write_report
 
 TINY = ["--layers", "2", "--width", "16", "--heads", "2", "--device", "cpu", "--no-evaluate"]
 PROMPT = "7 4 [1] 9 3 [0] [2] 7 4"
@@ -50,7 +54,7 @@ def refuse(run, capsys, *arguments):
 
 def test_the_words_shown_are_those_with_weight(runs, capsys):
     shown = inspect(runs / "recall", capsys, "--text", PROMPT, "--layer", "2", "--head", "1", "--position", "9")
-    assert "Layer 2: what '7', word 9 of 11, looked back at" in shown
+    assert "Layer 2: what '7', token 9 of 11, looked back at" in shown
     trained = open_run(runs / "recall", "cpu")
     tokens, words = experiment_of(trained.config).read(trained.config, PROMPT)
     assert words == ["<bos>", *PROMPT.split(), "<sep>"]
@@ -67,7 +71,7 @@ def test_by_default_the_last_word_and_the_last_layer_of_the_first_test_sequence_
     shown = inspect(runs / "recall", capsys)
     trained = open_run(runs / "recall", "cpu")
     tokens, words = experiment_of(trained.config).example(trained.config)
-    assert f"Layer 2: what {words[-1]!r}, word {len(tokens)} of {len(tokens)}," in shown
+    assert f"Layer 2: what {words[-1]!r}, token {len(tokens)} of {len(tokens)}," in shown
     layers, heads = shown.split("Layer 2")
     assert [line.split()[0] for line in layers.splitlines()[2:] if line.strip()] == ["1", "2"]
     assert [line.split()[0] for line in heads.splitlines()[4:]] == ["1", "2"]
@@ -75,12 +79,12 @@ def test_by_default_the_last_word_and_the_last_layer_of_the_first_test_sequence_
 
 
 def test_what_follows_the_separator_can_be_shown(runs, capsys):
-    assert "what '9', word 13 of 13" in inspect(runs / "recall", capsys, "--prompt", f"{PROMPT} <sep> [2] 9")
+    assert "what '9', token 13 of 13" in inspect(runs / "recall", capsys, "--prompt", f"{PROMPT} <sep> [2] 9")
 
 
 def test_strings_of_a_language_are_read_letter_by_letter(runs, capsys):
-    assert "Layer 2: what '|', word 4 of 6" in inspect(runs / "regbench", capsys, "--text", "caf|ch", "--position", "4")
-    assert "word" in inspect(runs / "regbench", capsys)
+    assert "Layer 2: what '|', token 4 of 6" in inspect(runs / "regbench", capsys, "--text", "caf|ch", "--position", "4")
+    assert "token" in inspect(runs / "regbench", capsys)
 
 
 def test_a_transformer_has_no_bandwidth_to_show(runs, capsys):
@@ -96,7 +100,7 @@ def test_what_cannot_be_shown_is_told_in_one_sentence(runs, capsys):
     for option, number, words in (
         ("layer", "3", "layer = 3 is not there: the layers are numbered from 1 to 2"),
         ("head", "0", "head = 0 is not there: the heads are numbered from 1 to 2"),
-        ("position", "12", "position = 12 is not there: the words are numbered from 1 to 11"),
+        ("position", "12", "position = 12 is not there: the tokens are numbered from 1 to 11"),
     ):
         assert refuse(recall, capsys, "--text", PROMPT, f"--{option}", number) == words
     assert "'x'" in refuse(recall, capsys, "--text", "x")
@@ -115,3 +119,19 @@ def test_in_a_terminal_a_heavier_word_stands_on_a_darker_ground():
     assert "48;2;204;225;238m [red]@1 " in shown  # a fifth of the way to it, and not read as markup
     assert "a@3" not in shown
     assert "and 1 more: <.01" in shown
+
+
+def test_a_report_names_the_runs_that_it_looks_into_and_those_it_does_not(runs, tmp_path):
+    twin = shutil.copytree(runs / "recall", tmp_path / "twin")
+    inspections, missing, notes = inspect_runs([runs, twin], "cpu")
+    assert [(one.run, one.subject) for one in inspections] == [
+        (str(runs / "recall"), "mqmtar"),
+        (str(runs / "regbench"), "RegBench, 64 examples"),
+    ]
+    assert missing == []
+    shown, others = notes
+    assert shown == f"Of each kernel one run is shown; not shown: {twin}."
+    assert others.endswith(f"; not shown: {runs / 'gla'}, {runs / 'transformer'}.")
+    page = write_report([make_run()], tmp_path / "report", inspections, notes).read_text(encoding="utf-8")
+    assert f"on the first test example of the run: 1-ReLUmax, {runs / 'recall'}, trained on mqmtar; sparsemax, " in page
+    assert all(note in page for note in notes)

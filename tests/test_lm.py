@@ -212,7 +212,7 @@ def test_control_characters_do_not_reach_the_terminal(run, monkeypatch, capsys):
 def test_inspect_shows_tokens_as_text(run, capsys):
     cli.main(["inspect", str(run), "--text", "a fox", "--device", "cpu"])
     shown = capsys.readouterr().out
-    assert "what 'x', word 5 of 5" in shown
+    assert "what 'x', token 5 of 5" in shown
     assert re.search(r"[afo]@\d", shown)
     cli.main(["inspect", str(run), "--device", "cpu"])
     assert "of 24, looked back" in capsys.readouterr().out

@@ -31,7 +31,7 @@ def test_the_table_lists_the_words_of_each_head_of_the_layer():
 
 def test_the_caption_tells_the_position_and_how_sparse_the_layer_is():
     text = describe(make_summary(), 1)
-    assert "layer 2 looked back at from word 5 of 5, “end”" in text
+    assert "layer 2 looked back at from token 5 of 5, “end”" in text
     assert "50.0 % of the layer's weights are zero, and a query uses 2.0 keys" in text
 
 
@@ -65,4 +65,4 @@ def test_a_report_shows_the_words_of_an_inspection_that_has_them(tmp_path):
     assert "<summary>sparsemax, layer 2</summary>" in inside
     assert "| 2 | 75.0 % | 0 | 0.25 | none |" in (tmp_path / "report.md").read_text(encoding="utf-8")
     without = write_report([make_run()], tmp_path / "without", [make_inspection()]).read_text(encoding="utf-8")
-    assert "The words that each head used" not in without
+    assert "The tokens that each head used" not in without

@@ -123,6 +123,25 @@ def test_a_bandwidth_or_support_that_is_nowhere_known_can_be_drawn():
     svg.embed(maps.draw_heads([Inspection("gaussian", 0, 0, np.zeros((5, 5)), nothing, nothing)]), "x", "")
 
 
+def test_support_names_every_kernel_on_axes_of_one_range():
+    mixed = [make_inspection("sparsemax", length=64), make_inspection("gaussian", 1, length=47)]
+    panels = maps.draw_support(mixed).axes
+    assert {panel.get_xlim() for panel in panels} == {(1, 64)}
+    assert {text.get_text() for text in panels[-1].texts} == {"sparsemax", "Gaussian"}
+
+
+def test_positions_count_from_one_and_panels_of_other_lengths_have_their_own():
+    mixed = [make_inspection("gaussian", length=64), make_inspection("sparsemax", length=47)]
+    for panel, length in zip(maps.draw_attention(mixed).axes, (64, 47), strict=False):
+        assert panel.get_images()[0].get_extent() == [0.5, length + 0.5, length + 0.5, 0.5]
+        assert panel.get_xticks()[0] == panel.get_yticks()[0] == 1
+    for inspections, labelled in ((mixed, [True, True]), (mixed[:1] * 2, [False, True])):
+        panels = maps.draw_heads(inspections).axes[:2]
+        assert [panel.xaxis.get_tick_params()["labelbottom"] for panel in panels] == labelled
+        assert [panel.get_xticks()[0] for panel in panels] == [1, 1]
+        assert {panel.get_images()[0].get_extent()[0] for panel in panels} == {0.5}
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -49,6 +49,16 @@ def test_a_lead_at_the_training_length_is_no_lead():
     assert headline.endswith("the best, sparsemax, gets 30 % of MQMTAR samples exactly right, Gaussian attention 40 %.")
 
 
+def test_what_shows_no_difference_is_no_lead():
+    headline, details = told(
+        make_run({64: 1, 128: 0.304}),
+        make_run({64: 1, 128: 0.302}, kernel="gaussian"),
+        make_run({64: 1, 128: 0.303}, kernel="relumax"),
+    )
+    assert headline.startswith("No compact kernel is ahead of Gaussian attention past the training length")
+    assert "0 of the 2 compact kernels are ahead" in details
+
+
 def test_a_variant_that_has_not_learnt_the_task_is_no_rival():
     headline, details = told(
         make_run({64: 0.89, 128: 0.9}, kernel="relumax"),

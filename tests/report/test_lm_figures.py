@@ -10,6 +10,7 @@ from test_figures import assert_readable
 from compactattn.report import lm_figures
 from compactattn.report.figures import draw_training
 from compactattn.report.lm_comparison import compare, smooth_positions
+from compactattn.report.sections import make_sections
 
 DRAW = {
     "validation": lm_figures.draw_validation,
@@ -112,6 +113,44 @@ def test_a_line_that_diverged_is_drawn_as_far_as_it_came_and_says_so(monkeypatch
     training = draw_training(comparison.lines)
     assert set(failed) < {" ".join(text.get_text().split()) for text in training.axes[0].texts}
     assert_readable(training, monkeypatch)
+
+
+def of_last(count, *runs):
+    """A comparison of runs that kept their last validations alone."""
+    return compare([dataclasses.replace(run, validations=run.validations[-count:]) for run in runs])[0]
+
+
+def test_a_closer_view_that_would_show_no_more_is_left_out(monkeypatch):
+    pair = make_run(), make_run(2.6, kernel="gaussian")
+    titles = {1: [lm_figures.ALL], 2: [lm_figures.ALL], 5: [lm_figures.ALL, lm_figures.GAPS]}
+    for count, expected in (titles | {15: [lm_figures.ALL, lm_figures.LATE, lm_figures.GAPS]}).items():
+        figure = lm_figures.draw_validation(of_last(count, *pair))
+        assert [panel.get_title("left") for panel in figure.axes] == expected
+        if count < 15:
+            assert {text.get_text() for text in figure.axes[0].texts} == {"sparsemax", "Gaussian"}
+        assert_readable(figure, monkeypatch)
+
+
+def test_a_single_point_has_an_axis_that_it_can_be_read_by():
+    (panel,) = lm_figures.draw_validation(of_last(1, make_run())).axes
+    low, high = panel.get_ylim()
+    assert low < 2.5 < high < 1.2 * low
+    assert sum(low <= tick <= high for tick in panel.get_yticks()) >= 2
+
+
+def test_captions_tell_of_what_is_drawn_alone(comparison, drawn):
+    assert "above the panel" in lm_figures.describe_arrows(drawn["validation"])
+    assert "less the loss of Gaussian attention" in lm_figures.describe_views(drawn["validation"])
+    alone = compare([make_run(), make_run(kernel="relumax")])
+    (section,) = make_sections([run for line in alone[0].lines for run in line.runs])
+    captions = " ".join(picture.caption for picture in section.pictures)
+    assert "the last half closer." in captions
+    assert "a solid line normalises itself, a dashed line is anchored at the best key." in captions
+    for absent in ("Gaussian", "arrow", "dotted", "Long dashes"):
+        assert absent not in captions, absent
+    (single,) = make_sections([make_run()])
+    assert not any("From the lowest loss up" in str(part) for part in single.parts)
+    assert any("From the lowest loss up" in str(part) for part in section.parts)
 
 
 def test_what_there_is_nothing_to_draw_for_is_not_drawn():

@@ -122,9 +122,21 @@ def test_the_story_shown_is_the_first_of_the_latest_step():
     (comparison,) = compare([dataclasses.replace(make_run(), stories=stories)])
     ((line, story),) = lm_stories.choose_stories(comparison)
     assert story.text == "late"
+    assert "; one of 3 stories that were saved." in lm_stories.describe_story(comparison, line, story)
     html = lm_stories.format_html(comparison, line, story)
     assert "<blockquote>late</blockquote>" in html
     assert "in bold" not in html
+
+
+def test_a_corpus_goes_by_its_own_name_and_what_made_it_is_listed(tmp_path):
+    folder = write_report([make_run(data={"corpus": "lic2", "tokenizer": "bytes"}, rate=0.003)], tmp_path).parent
+    for text in ((folder / name).read_text(encoding="utf-8") for name in ("index.html", "report.md")):
+        assert "lic2, 1 layer" in text
+        assert "Lic2" not in text
+        making = text[text.index("How it was made") :]
+        assert re.search(r"0\.003( \| |</td><td>)bytes", making)
+        assert "compactattn train length-gen --task mqmtar &lt;" in making  # the command that the example notes
+        assert "Times are of training alone" in making
 
 
 def test_runs_without_stories_have_no_heading_for_them(tmp_path):
@@ -139,7 +151,7 @@ def test_two_settings_of_one_depth_have_links_of_their_own(tmp_path):
 
 def test_markdown_says_the_same_and_its_figures_lie_beside_it(folder):
     text = (folder / "report.md").read_text(encoding="utf-8")
-    assert "## Stories (BabiStories substitute), 8 layers (2,000 steps of 64 windows)" in text
+    assert "## stories (BabiStories substitute), 8 layers (2,000 steps of 64 windows)" in text
     linked = re.findall(r"\]\((figures/lm[^)]+)\)", text)
     assert len(linked) == 8
     assert all((folder / path).is_file() for path in linked)
@@ -151,7 +163,7 @@ def test_the_documents_state_that_there_are_no_results_until_there_are(tmp_path,
     (tmp_path / "results" / "lm").mkdir(parents=True)
     write_lines(tmp_path / "results" / "lm" / "stories.jsonl", [run.to_json() for run in make_all_runs()])
     text = tidy(documents.results_section("lm", 4))
-    assert text.startswith("#### Stories (BabiStories substitute), 1 layer, 2,000 steps of 64 windows\n\n**With 1 layer, ")
+    assert text.startswith("#### stories (BabiStories substitute), 1 layer, 2,000 steps of 64 windows\n\n**With 1 layer, ")
     assert text.count("\n#### ") == 1
     assert text.count("| **normReLU** | ") == 2
     assert text.count("> **Once upon a time** there was a small fox.") == 2

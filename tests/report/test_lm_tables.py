@@ -8,6 +8,7 @@ from test_tables import Cells
 
 from compactattn.report import lm_tables
 from compactattn.report.lm_comparison import compare
+from compactattn.report.runs import Cost
 
 
 def comparison_of(*runs):
@@ -27,6 +28,18 @@ def test_markdown_has_a_row_for_each_variant_and_a_column_for_each_split():
         "| **sparsemax** | **2.500** | 12.18 | **0.806** | **4.900** | **3.100** | 45.7 | 10 min | 131 | 5.0 |",
         "| **Transformer** | 2.550 | 12.81 | 0.823 | 4.950 | 3.150 | 46.1 | 10 min | 131 | 5.0 |",
     ]
+
+
+def test_all_that_show_the_lowest_of_a_column_are_bold():
+    text = lm_tables.format_markdown(comparison_of(make_run(2.5001), make_run(2.5004, kernel="gaussian")))
+    assert text.count("| **2.500** |") == 2
+
+
+def test_tokens_a_second_have_three_digits_at_any_speed():
+    speeds = {"gaussian": 4_321.0, "sparsemax": 87.654, "biweight": 1_234_567.0}
+    runs = [dataclasses.replace(make_run(kernel=kernel), cost=Cost(9.0, speed)) for kernel, speed in speeds.items()]
+    shown = [row.split(" | ")[-1].rstrip(" |") for row in lm_tables.format_markdown(comparison_of(*runs)).splitlines()[2:]]
+    assert shown == ["4.32", "0.0877", "1,230"]
 
 
 def test_several_seeds_show_half_of_their_interval():

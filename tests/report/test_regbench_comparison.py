@@ -66,6 +66,23 @@ def test_runs_that_differ_in_more_than_the_seed_stay_apart_and_say_how():
     ]
 
 
+def test_a_tenth_of_few_steps_rounded_down_is_still_a_tenth():
+    runs = [make_run(examples=examples, epochs=8) for examples in (100, 200)]  # 25 and 50 steps
+    assert [run.config.training.warmup for run in runs] == [2, 5]
+    assert labels(comparison_of(*runs)) == ["sparsemax"]
+    assert labels(comparison_of(make_run(warmup=625), make_run(warmup=1250, seed=1))) == [
+        "sparsemax, warm-up share 0.1",
+        "sparsemax, warm-up share 0.2",
+    ]
+
+
+def test_the_main_size_is_the_largest_that_most_lines_have():
+    runs = [make_run(), make_run(examples=2500), make_run(examples=5000)]
+    assert comparison_of(*runs).main_size == 5000
+    more = [make_run(kernel="gaussian", examples=size) for size in (1000, 2500)]
+    assert comparison_of(*runs, *more).main_size == 2500
+
+
 def test_the_kernel_of_an_architecture_without_attention_keeps_no_runs_apart():
     comparison = comparison_of(
         make_run(architecture="gla", kernel="sparsemax"), make_run(architecture="gla", kernel="gaussian", seed=1)

@@ -131,13 +131,6 @@ def test_validation_is_drawn_against_epochs_of_one_size():
     np.testing.assert_allclose(curve.get_xdata(), np.arange(1, 21), rtol=0.01)
 
 
-def test_the_size_shown_is_the_smallest_that_most_lines_have():
-    runs = [make_run(), make_run(examples=2500), make_run(examples=5000)]
-    assert regbench_figures.choose_size(compare(runs)[0]) == 1000
-    more = [make_run(kernel="gaussian", examples=size) for size in (2500, 5000)]
-    assert regbench_figures.choose_size(compare([*runs, *more])[0]) == 2500
-
-
 def test_a_single_size_and_a_perfect_model_can_be_drawn():
     (comparison,) = compare([make_run(1.0, 0.0), make_run(0.0, 1.0, kernel="gaussian")])
     figure = regbench_figures.draw_sizes(comparison)

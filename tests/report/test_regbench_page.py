@@ -37,7 +37,7 @@ def test_both_experiments_share_a_page_that_asks_for_nothing(page):
 def test_the_section_says_what_was_found_and_where_it_differs_from_the_paper(page):
     section = page[page.index('id="regbench"') : page.index('id="made"')]
     for text in (
-        "With 1,000 training examples, ",
+        "With 5,000 training examples, ",
         "<h3>Compact kernels against Gaussian attention</h3>",
         "<h3>Beside the paper</h3>",
         "<h3>More than two points from the paper</h3>",
@@ -68,7 +68,7 @@ def test_other_languages_and_splits_have_sections_of_their_own(tmp_path):
     sections = re.findall(r'<section id="([^"]+)"', page)
     assert [re.sub("-[0-9a-f]{8}$", "", name) for name in sections if "regbench" in name] == ["regbench", "a-changed-regbench"]
     assert "<b>," not in page
-    assert "states of the languages: &lt;b&gt;" in page
+    assert "states of an automaton: &lt;b&gt;" in page
     page = write_report(runs[2:], tmp_path).read_text()  # a split that is not the tabulated one shows where it is alone
     assert 'id="regbench-validation"' in page
 
@@ -84,7 +84,7 @@ def test_the_documents_state_that_there_are_no_results_until_there_are(tmp_path,
     (tmp_path / "results" / "regbench").mkdir(parents=True)
     write_lines(tmp_path / "results" / "regbench" / "all.jsonl", [run.to_json() for run in make_all_runs()])
     text = documents.results_section("regbench", 4)
-    assert text.startswith("#### RegBench, test split\n\n**With 1,000 training examples, ")
+    assert text.startswith("#### RegBench, test split\n\n**With 5,000 training examples, ")
     assert "| **Mamba** | " in text
     assert "##### More than two points from the paper\n\n- Mamba: with 1,000 examples accuracy" in text
     assert "![" not in text

@@ -26,6 +26,11 @@ def test_markdown_reads_as_the_paper_does():
     ]
 
 
+def test_all_that_show_the_best_of_a_column_are_bold():
+    (comparison,) = compare([make_run(0.9402, 0.33), make_run(0.9398, 0.34, kernel="gaussian")])
+    assert regbench_tables.format_markdown(comparison).count("| **94.0** |") == 2
+
+
 def test_an_explained_gap_has_another_mark_and_the_caption_tells_which(monkeypatch):
     assert "† more than 2 points from the paper, open." in regbench_tables.describe(example())
     assert "‡" not in regbench_tables.describe(example())

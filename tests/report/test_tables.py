@@ -28,6 +28,12 @@ def test_markdown_reads_as_the_paper_does():
     ]
 
 
+def test_all_that_show_the_best_of_a_column_are_bold_but_zeros():
+    (comparison,) = compare([make_run({64: 0.992, 128: 0.004}), make_run({64: 0.991, 128: 0.0}, kernel="gaussian")])
+    text = tables.format_markdown(comparison)
+    assert text.count("| **0.99**<sup>0.99</sup> | 0.00<sup>0.00</sup> |") == 2
+
+
 def test_a_row_tells_its_seeds_only_where_rows_differ_in_them():
     assert [tables.count_seeds(example(), line) for line in example().lines] == [" (1 seed)", " (2 seeds)"]
     assert "<small>Epanechnikov (sparsemax) (2 seeds)</small>" in tables.format_html(example())

@@ -1,4 +1,4 @@
-"""The command that shows attention from inside, word by word."""
+"""The command that shows attention from inside, token by token."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from compactattn.memory.inspection import HeadSummary, Summary, Used, summarise
 from compactattn.report.attended import format_weight, name_word
 from compactattn.training.distributed import choose_device
 
-MOST = 10  # words listed of a head
-PAPER, INK = (255, 255, 255), (0, 103, 168)  # behind a word of weight 0 and of weight 1
+MOST = 10  # tokens listed of a head
+PAPER, INK = (255, 255, 255), (0, 103, 168)  # behind a token of weight 0 and of weight 1
 LIGHT = 0.45  # the shade up to which dark letters read well
 NO_BANDWIDTH = "–"
 
@@ -35,7 +35,7 @@ def inspect(
     position: int | None = None,
     device: str = "auto",
 ) -> None:
-    """Show which past words each head really used, how far its kernel reached, and how sparse each layer is.
+    """Show which past tokens each head really used, how far its kernel reached, and how sparse each layer is.
 
     compactattn inspect runs/length-gen/mqmtar-sparsemax-0
 
@@ -49,8 +49,8 @@ def inspect(
         run: Folder of the run.
         text: In the task's own words; by default the first of the test set.
         layer: Whose heads to show; by default the last.
-        head: One head of the layer, with every word it used; by default all, with the heaviest words of each.
-        position: Of the word that looks back; by default the last.
+        head: One head of the layer, with every token it used; by default all, with the heaviest tokens of each.
+        position: Of the token that looks back; by default the last.
         device: auto, cpu or cuda.
     """
     choose_device(device)
@@ -59,7 +59,7 @@ def inspect(
     try:
         tokens, words = experiment.read(trained.config, text) if text else experiment.example(trained.config)
         model = trained.config.model
-        at = _index("position", position, len(words), "words")
+        at = _index("position", position, len(words), "tokens")
         shown = _index("layer", layer, model.layers, "layers")
         chosen = None if head is None else _index("head", head, model.heads, "heads")
         with torch.inference_mode():
@@ -83,8 +83,8 @@ def print_summary(summary: Summary, layer: int, head: int | None, *, unit: bool)
     terminal = console()
     terminal.print(_tabulate_layers(summary, unit))
     terminal.print(
-        f"\nLayer {layer + 1}: what {name_word(summary.words[summary.position])!r}, word {summary.position + 1} of"
-        f" {len(summary.words)}, looked back at; word@position and weight, exact zeros left out.\n",
+        f"\nLayer {layer + 1}: what {name_word(summary.words[summary.position])!r}, token {summary.position + 1} of"
+        f" {len(summary.words)}, looked back at; token@position and weight, exact zeros left out.\n",
         markup=False,
     )
     heads = [one for one in summary.of(layer) if head in (None, one.head)]
@@ -105,7 +105,7 @@ def _tabulate_heads(heads: Iterable[HeadSummary], position: int, unit: bool, mos
     table = Table("head", box=box.SIMPLE_HEAD, show_edge=False)
     for name in ("zero weights, %", "keys here", *(["h here"] if unit else [])):
         table.add_column(name, justify="right")
-    table.add_column("words used")
+    table.add_column("tokens used")
     for head in heads:
         h = float(head.bandwidth[position])
         reach = [f"{h:.2f}" if h == h else NO_BANDWIDTH] if unit else []
@@ -114,7 +114,7 @@ def _tabulate_heads(heads: Iterable[HeadSummary], position: int, unit: bool, mos
 
 
 def shade_words(used: tuple[Used, ...], most: int) -> Text:
-    """The heaviest words, each on a ground as dark as its weight, and what the others weigh together."""
+    """The heaviest tokens, each on a ground as dark as its weight, and what the others weigh together."""
     line = Text()
     for word in used[:most]:
         share = word.weight**0.5  # small weights would all look alike

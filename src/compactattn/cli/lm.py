@@ -95,7 +95,7 @@ def train_lm(
         layers: Number of blocks: 2 for cpu-quick and 8 for the others, if not given. The paper has 1, 8 and 12.
         preset: cpu-quick (width 128, windows of 128 tokens), gpu-short (the published model, 2,000 steps of 32 windows) or
             paper (80,000 steps of 512 windows).
-        model: A Memory Mosaic, or a GPT-2 transformer of that size with learned positions.
+        model: A Memory Mosaic, or a GPT-2 transformer of that depth and width with learned positions.
         seed: Of the first weights and of the windows.
         steps: Updates of the weights, if other than the preset's; the warm-up is at most a tenth of them.
         batch: Windows in an update, over all processes.

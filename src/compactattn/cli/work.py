@@ -93,7 +93,8 @@ def train_run(config: RunConfig, folder: Path, *, resume: bool, tensorboard: boo
         named = ((name.replace("_", " "), value) for name, value in summary.validation.items())
         validation = "".join(f", validation {name} {value:.3f}" for name, value in named)
         best = f", best at step {summary.best_step}" if summary.best_step else ""
-        print(f"{folder}: step {summary.step}, loss {summary.loss:.4f}{validation}{best}, {summary.seconds:.0f} s", flush=True)
+        took = f"{summary.seconds:.0f} s{' with validation' if summary.validation else ''}"
+        print(f"{folder}: step {summary.step}, loss {summary.loss:.4f}{validation}{best}, {took}", flush=True)
 
 
 def train_and_show(config: RunConfig, folder: Path, show: Callable[[Path, str], None] | None, tensorboard: bool) -> None:
@@ -176,43 +177,58 @@ def write_page(runs: Sequence[Path], out: Path, device: str) -> Path:
     try:
         found = load(runs)
         check_evaluated(found)  # so that no folder is left behind for runs that make no report
-        inspections, missing = _inspect(runs, device)
+        inspections, missing, others = inspect_runs(runs, device)
         for note in missing:
             print(f"compactattn: attention from inside is left out for {note}", file=sys.stderr)
         prepare_folder(out)
-        return write_report(found, out, inspections, missing)
+        return write_report(found, out, inspections, [*(f"Left out is {note}." for note in missing), *others])
     except ValueError as error:
         raise UsageError(str(error)) from error
 
 
-def _inspect(runs: Sequence[Path], device: str) -> tuple[list[Any], list[str]]:
-    """A look into one run of each kernel that still has its weights, on the first test example; and where that is gone, why."""
-    from compactattn.report.inspection import Inspection
-
-    found: dict[str, Inspection] = {}
+def inspect_runs(runs: Sequence[Path], device: str) -> tuple[list[Any], list[str], list[str]]:
+    """A look into one run of each kernel that still has its weights; where its example is gone, why; and what is not shown."""
+    found: dict[str, Any] = {}
     missing: dict[str, str] = {}
+    twins: list[str] = []
+    others: list[str] = []
     for folder in (path for run in runs for path in [run, *sorted(run.glob("*/"))] if (path / "config.json").is_file()):
         config = checkpoint.load_config(folder)
-        if config.model.kernel in found or config.model.architecture != "mosaic" or not checkpoint.exists(folder):
-            continue
-        if read_failure(folder):  # what it has are the weights of some step before
-            continue
-        try:
-            tokens, words = experiment_of(config).example(config)
-        except ValueError as error:  # a corpus that has moved must not cost the rest of the page
-            missing[config.model.kernel] = f"{folder}: {error}"
-            continue
-        trained = open_run(folder, device)
-        with torch.inference_mode():
-            looks = trained.model.inspect(torch.tensor([tokens], device=trained.device))
-        weights, readout, _ = looks[-1]
-        head = int(readout.support[0].float().mean(-1).argmin())  # the head that looks at the fewest keys
-        found[config.model.kernel] = Inspection(
-            config.model.kernel, config.model.layers - 1, head, weights[0, head].cpu().numpy(),
-            readout.support[0].cpu().numpy(), readout.bandwidth[0].cpu().numpy(),
-            words, summarise(looks, words),
-        )  # fmt: skip
-    return list(found.values()), [note for kernel, note in missing.items() if kernel not in found]
+        kernel = str(parse_kernel(config.model.kernel))
+        if config.model.architecture != "mosaic":
+            others.append(str(folder))
+        elif kernel in found:
+            twins.append(str(folder))
+        elif checkpoint.exists(folder) and not read_failure(folder):  # else its weights are those of some step before
+            try:
+                example = experiment_of(config).example(config)
+            except ValueError as error:  # a corpus that has moved must not cost the rest of the page
+                missing[kernel] = f"{folder}: {error}"
+                continue
+            found[kernel] = _look_into(folder, example, device)
+    notes = [f"Of each kernel one run is shown; not shown: {', '.join(twins)}."] if twins else []
+    reason = "Only Memory Mosaics are shown, whose keys of unit length give the bandwidth a meaning"
+    notes += [f"{reason}; not shown: {', '.join(others)}."] if others else []
+    return list(found.values()), [note for kernel, note in missing.items() if kernel not in found], notes
+
+
+def _look_into(folder: Path, example: tuple[list[int], list[str]], device: str) -> Any:
+    """The last layer of a run on an example."""
+    from compactattn.report.inspection import Inspection
+
+    tokens, words = example
+    trained = open_run(folder, device)
+    model, data = trained.config.model, trained.config.data
+    subject = data.get("corpus") or data.get("task") or f"RegBench, {data['examples']:,} examples"
+    with torch.inference_mode():
+        looks = trained.model.inspect(torch.tensor([tokens], device=trained.device))
+    weights, readout, _ = looks[-1]
+    head = int(readout.support[0].float().mean(-1).argmin())  # the head that looks at the fewest keys
+    return Inspection(
+        model.kernel, model.layers - 1, head, weights[0, head].cpu().numpy(),
+        readout.support[0].cpu().numpy(), readout.bandwidth[0].cpu().numpy(), words, summarise(looks, words),
+        str(folder), str(subject),
+    )  # fmt: skip
 
 
 @contextmanager

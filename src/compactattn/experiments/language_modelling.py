@@ -219,7 +219,7 @@ PRESETS: dict[str, Callable[..., RunConfig]] = {"cpu-quick": cpu_quick, "gpu-sho
 
 
 def _describe_model(corpus: Corpus, model: Model, kernel: str, layers: int, longest: int, **changes: Any) -> ModelConfig:
-    """A size of the paper: width 768, 12 heads, 2,688 slots; a transformer of that size learns its positions."""
+    """A size of the paper: width 768, 12 heads, 2,688 slots; a transformer of that depth and width learns its positions."""
     learned = {"positions": "learned", "longest": longest} if model == "transformer" else {}
     given = {"dropout": 0.05, **changes, **learned}
     return ZOO["stories-1"].configure(vocab=corpus.vocab, architecture=model, kernel=kernel, layers=layers, **given)

@@ -1,4 +1,4 @@
-"""Which words each head of a layer used at one position, as a table for either page."""
+"""Which tokens each head of a layer used at one position, as a table for either page."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from html import escape
 from compactattn.memory.inspection import HeadSummary, Summary, Used
 from compactattn.report.tables import NONE, join_html, join_markdown
 
-MOST = 8  # words listed of a head
-COLUMNS = ("Head", "Zero weights", "Keys here", "h here", "Words used")
+MOST = 8  # tokens listed of a head
+COLUMNS = ("Head", "Zero weights", "Keys here", "h here", "Tokens used")
 
 
 def describe(summary: Summary, layer: int) -> str:
     """What the table shows, and how sparse the layer is over the whole text."""
     whole = summary.layers[layer]
     return (
-        f"What each head of layer {layer + 1} looked back at from word {summary.position + 1} of {len(summary.words)}, "
-        f"“{name_word(summary.words[summary.position])}”: word, position and weight, the heaviest first; what is neither "
+        f"What each head of layer {layer + 1} looked back at from token {summary.position + 1} of {len(summary.words)}, "
+        f"“{name_word(summary.words[summary.position])}”: token, position and weight, the heaviest first; what is neither "
         f"listed nor counted is zero to the last bit. Over the whole text {100 * whole.zeros:.1f} % of the layer's weights "
         f"are zero, and a query uses {whole.support:.1f} keys."
     )

@@ -15,7 +15,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from compactattn.report import lines
 from compactattn.report.comparison import Comparison, Line
@@ -227,9 +227,15 @@ def draw_losses(found: Iterable[tuple[lines.Line[Any, Any, Any], Sequence[Curve]
 
 def scale_losses(panel: Axes) -> None:
     """A log scale that can be read where losses lie close together, and where they do not."""
-    low, high = panel.get_ylim()
+    low, high = panel.dataLim.intervaly
     panel.set_yscale("log")
-    panel.yaxis.set_major_locator(LogLocator(10, (1, 1.5, 2, 3, 5, 7) if 0 < high < 30 * low else (1, 2, 5)))
+    if low > 0 and high < 1.4 * low:  # on so short a way there may be no round number of the usual ones
+        middle, reach = math.sqrt(low * high), max((high / low) ** 0.6, 1.05)
+        panel.set_ylim(middle / reach, middle * reach)
+        panel.yaxis.set_major_locator(MaxNLocator(4))
+        panel.yaxis.set_minor_locator(NullLocator())
+    else:
+        panel.yaxis.set_major_locator(LogLocator(10, (1, 1.5, 2, 3, 5, 7) if 0 < high < 30 * low else (1, 2, 5)))
     panel.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
     panel.yaxis.set_minor_formatter(lambda y, _: "")
 

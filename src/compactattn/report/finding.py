@@ -36,10 +36,6 @@ class Lead(NamedTuple):
     kernels: int
     differences: int
 
-    @property
-    def gap(self) -> float:
-        return self.ours.mean - self.base.mean
-
 
 def find(comparison: Comparison) -> Finding:
     """The main finding of a comparison; only lines that have learnt the task are held against each other."""
@@ -136,7 +132,7 @@ def _state_lead(comparison: Comparison, lead: Lead, base: Line) -> str:
     ours, theirs = (f" ({s.seeds} {'seed' if s.seeds == 1 else 'seeds'})" for s in (lead.ours, lead.base))
     ours, theirs = ("", "") if lead.ours.seeds == lead.base.seeds else (ours, theirs)
     shares = f"{_percent(lead.ours.mean)} of {comparison.title} samples exactly right{ours}"
-    if lead.gap > 0:
+    if _is_ahead(lead.ours, lead.base):
         return f"At {where}, {lead.best.label} gets {shares}; {_name(base)} gets {_percent(lead.base.mean)}{theirs}."
     return (
         f"No compact kernel is ahead of {_name(base)} past the training length: at {where}, the best, "
@@ -148,6 +144,11 @@ def _state_failure(comparison: Comparison) -> str:
     label, mean = max(_at_home(comparison).items(), key=lambda item: item[1])
     share = f"{_short(mean)} of {comparison.title} samples exactly right"
     return f"Nothing to extrapolate yet: at the training length itself, the best, {label}, gets {share}."
+
+
+def _is_ahead(one: Summary, other: Summary) -> bool:
+    """Whether one has more samples right, in a number that shows it."""
+    return one.mean > other.mean and _percent(one.mean) != _percent(other.mean)
 
 
 def _state_best(comparison: Comparison, learnt: list[Line]) -> str:
@@ -213,7 +214,7 @@ def _state_learning(comparison: Comparison) -> list[str]:
 
 def _state_field(comparison: Comparison, lead: Lead, base: Line, rivals: list[Line], which: str) -> str:
     there = [line for line in rivals if lead.length in line.cells]
-    ahead = [line for line in there if line.cells[lead.length].mean > lead.base.mean]
+    ahead = [line for line in there if _is_ahead(line.cells[lead.length], lead.base)]
     if len(there) == 1:
         return f"No other of the {which} has a number at {comparison.factor(lead.length)}."
     every = "Both" if len(there) == 2 else f"All {len(there)}"
@@ -225,10 +226,10 @@ def _state_field(comparison: Comparison, lead: Lead, base: Line, rivals: list[Li
 def _state_winner(lead: Lead, base: Line, learnt: list[Line]) -> list[str]:
     """Who is best of all at that length, where it is neither of the two in the headline."""
     best = max((line for line in learnt if lead.length in line.cells), key=lambda line: line.cells[lead.length].mean)
-    mean = best.cells[lead.length].mean
-    if best in (lead.best, base) or mean <= max(lead.ours.mean, lead.base.mean):
+    there = best.cells[lead.length]
+    if best in (lead.best, base) or not (_is_ahead(there, lead.ours) and _is_ahead(there, lead.base)):
         return []
-    return [f"Best of all there is {best.label} with {_percent(mean)}."]
+    return [f"Best of all there is {best.label} with {_percent(there.mean)}."]
 
 
 def _state_doubt(lead: Lead) -> str:

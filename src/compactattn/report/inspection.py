@@ -22,7 +22,9 @@ class Inspection:
     support: np.ndarray  # (H, Q): keys with non-zero weight
     bandwidth: np.ndarray  # (H, Q)
     tokens: Sequence[str] = field(default=())  # one for each position, or none
-    summary: Summary | None = None  # which words each head used at one position
+    summary: Summary | None = None  # which tokens each head used at one position
+    run: str = ""  # the folder that it is of
+    subject: str = ""  # what that run was trained on
 
     def __post_init__(self) -> None:
         parse(self.kernel)

@@ -22,6 +22,9 @@ from compactattn.report.lm_tables import name_split
 from compactattn.report.palette import FAINT, MUTED, look_of
 
 SPACING = 0.12  # of a panel from one marker to the next
+CLOSE = 3  # points of a curve from which on a closer view shows more
+ALL, LATE, GAPS = "validation loss, log scale", "its last half, closer", "the same − Gaussian's"
+ARROW = "↑"  # after the name of a line that is above its panel
 FAR = 5  # times the median distance from the lowest end, from which on a curve leaves a closer view
 Curves = Mapping[str, tuple[Line, Curve]]  # by label
 
@@ -29,7 +32,8 @@ Curves = Mapping[str, tuple[Line, Curve]]  # by label
 def draw_validation(comparison: Comparison) -> Figure | None:
     """Validation loss against step, the mean over seeds: all of it, its last half, and that less Gaussian attention's.
 
-    None where no run kept it. A line that failed is named where all is shown.
+    None where no run kept it. A closer view that would show no more is left out. A line is named in the closest view of
+    it, so one that failed where all is shown.
     """
     curves = {line.name: (line, curve) for line in comparison.lines if (curve := mean_validations(line))}
     failed = {name: (line, curve) for name, (line, curve) in curves.items() if line.failure and not line.cells}
@@ -38,17 +42,20 @@ def draw_validation(comparison: Comparison) -> Figure | None:
     last = max(curve[-1][0] for _, curve in curves.values())
     whole = {name: found for name, found in curves.items() if name not in failed}
     late = _pick({name: (line, [point for point in curve if point[0] >= last / 2]) for name, (line, curve) in whole.items()})
+    late = late if max((len(curve) for _, curve in late.values()), default=0) >= CLOSE else {}
     gaps = _differences(comparison, comparison.home, late)
+    late = late if late != whole else {}  # which would show the same once more
+    found: list[tuple[str, float, Curves]] = [(LATE, last / 2, late), (GAPS, last / 2, gaps)]
     with matplotlib.rc_context(STYLE):
-        figure, axes = _stack([_room(failed, 1.7), _room(late), *([_room(gaps)] if gaps else [])])
-        for line, curve in curves.values():
-            draw_curve(axes[0], line, curve)
-        scale_losses(axes[0])
-        _draw_close(axes[1], late)
-        if gaps:
-            _draw_differences(axes[2], gaps)
-        titles = ("validation loss, log scale", "its last half, closer", "the same − Gaussian's")
-        for panel, title, start, named in zip(axes, titles, (0, last / 2, last / 2), (failed, late, gaps), strict=False):
+        views = [(ALL, 0.0, failed if late else curves), *(view for view in found if view[2])]
+        figure, axes = _stack([_room(named, 1.7 if late and title == ALL else 2.0) for title, _, named in views])
+        for panel, (title, start, named) in zip(axes, views, strict=True):
+            if title == ALL:
+                for line, curve in curves.values():
+                    draw_curve(panel, line, curve)
+                scale_losses(panel)
+            else:
+                (_draw_close if title == LATE else _draw_differences)(panel, named)
             panel.set_title(title, loc="left", pad=4)
             panel.set_xlim(start, last * 1.01)
             panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -58,6 +65,19 @@ def draw_validation(comparison: Comparison) -> Figure | None:
             f"training step, of {comparison.batch * comparison.length:,} tokens" if comparison.tokens else "step"
         )
     return figure
+
+
+def describe_views(figure: Figure) -> str:
+    """What the closer views of a drawn validation loss show; nothing where it has none."""
+    titles = {panel.get_title(loc="left") for panel in figure.axes}
+    text = "; the last half closer" if LATE in titles else ""
+    return text + ("; and that less the loss of Gaussian attention, where below zero is better" if GAPS in titles else "")
+
+
+def describe_arrows(figure: Figure) -> str:
+    """What an arrow means, where a name has one."""
+    arrows = any(text.get_text().endswith(ARROW) for panel in figure.axes for text in panel.texts)
+    return " An arrow marks a line that is above the panel." if arrows else ""
 
 
 def draw_positions(comparison: Comparison) -> Figure | None:
@@ -113,7 +133,7 @@ def _pick(curves: Curves) -> Curves:
 
 def _room(curves: Mapping[str, object], least: float = 2.0) -> float:
     """Inches that a panel needs for the names beside it."""
-    return max(least, 0.2 + LINE_HEIGHT * sum(count_lines(f"{label} ↑") for label in curves))
+    return max(least, 0.2 + LINE_HEIGHT * sum(count_lines(f"{label} {ARROW}") for label in curves))
 
 
 def _stack(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
@@ -167,7 +187,7 @@ def _scale_positions(panel: Axes, curves: Curves) -> None:
 def _name_curves(panel: Axes, curves: Curves, scale: Any = lambda x: x) -> None:
     top = panel.get_ylim()[1]
     ends = [
-        (f"{label} ↑" if curve[-1][1] > top else label, curve[-1][1], curve[-1][0], look_of(line.variant))
+        (f"{label} {ARROW}" if curve[-1][1] > top else label, curve[-1][1], curve[-1][0], look_of(line.variant))
         for label, (line, curve) in curves.items()
     ]
     name_ends(panel, sorted(ends, key=lambda end: end[1]), scale)

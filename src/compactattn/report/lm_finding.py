@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from compactattn.experiments.language_modelling import RATES, WARMUP, choose_rates
 from compactattn.report import lm_paper as paper
+from compactattn.report.facts import state_sizes
 from compactattn.report.finding import Finding
 from compactattn.report.lines import ONE_SEED, list_changes, list_doubts, name_line, span
 from compactattn.report.lm_comparison import Comparison, Line, mean_validations, mean_within
@@ -14,6 +15,7 @@ from compactattn.report.lm_paper import Claim
 from compactattn.report.lm_tables import name_split
 from compactattn.report.runs import Run
 
+DIGITS = 3  # of a loss that is shown
 RISE = 0.005  # nats above its lowest, from which on a validation loss counts as having risen again
 
 
@@ -45,7 +47,7 @@ def _state_headline(comparison: Comparison) -> str:
         False: ", no further apart than seeds explain",
     }
     pair = f"predicts {text} at {_loss(best, split)} nats a token, {name_line(base)} at {_loss(base, split)}{sure[known]}"
-    if _gap(best, base, split) < 0:
+    if _lead(best, base, split) > 0:
         return f"{start}, {best.label} {pair}."
     return f"{start}, no compact kernel is ahead of {name_line(base)}: the best, {best.label}, {pair}."
 
@@ -57,7 +59,7 @@ def _state_fields(comparison: Comparison) -> list[str]:
         base, rivals = comparison.base(split), comparison.rivals(split)
         if base is None or not rivals:
             continue
-        ahead = [line for line in rivals if _gap(line, base, split) < 0]
+        ahead = [line for line in rivals if _lead(line, base, split) > 0]
         sure = [_judge(comparison, split, line, base) for line in ahead]
         beyond = "" if None in sure or not ahead else f" ({sum(map(bool, sure))} by more than seeds explain)"
         parts.append(f"{len(ahead)} of {len(rivals)} on {name_split(split)}{beyond}")
@@ -66,14 +68,16 @@ def _state_fields(comparison: Comparison) -> list[str]:
 
 def _state_transformer(comparison: Comparison) -> list[str]:
     """The best mosaic against the transformer, on every split."""
-    parts = []
+    parts, sizes = [], []
     for split in comparison.splits:
         mosaic = next((line for line in comparison.on(split) if line.variant.architecture == "mosaic"), None)
         other = next((line for line in comparison.on(split) if line.variant.architecture == "transformer"), None)
         if mosaic is not None and other is not None:
-            gap = _gap(mosaic, other, split)
-            parts.append(f"{_distance(gap)} on {name_split(split)} ({mosaic.label})")
-    return [f"Against the Transformer, the best Memory Mosaic is {', '.join(parts)}."] if parts else []
+            parts.append(f"{_distance(mosaic, other, split)} on {name_split(split)} ({mosaic.label})")
+            sizes.append(state_sizes(mosaic.runs[0].config.model, other.runs[0].config.model))
+    found = " or ".join(size for size in dict.fromkeys(sizes) if size)
+    which = f"the best Memory Mosaic, of {found}," if found else "the best Memory Mosaic"
+    return [f"Against the Transformer, {which} is {', '.join(parts)}."] if parts else []
 
 
 def _state_neighbours(comparison: Comparison) -> list[str]:
@@ -125,10 +129,12 @@ def _state_seeds(comparison: Comparison) -> str:
 
 
 def rank(comparison: Comparison) -> list[str]:
-    """The variants of each split from the lowest loss up, an item for each; and who is as good as the best for all we know."""
+    """The variants of each split from the lowest loss up, an item for each that has two; and who may be as good as the best."""
     items = []
     for split in comparison.splits:
         ranked = comparison.on(split)
+        if len(ranked) < 2:
+            continue
         names = ", ".join(f"{line.label} ({_loss(line, split)})" for line in ranked)
         item = f"{_capital(name_split(split))}: {names}."
         level = [line.label for line in ranked[1:] if _judge(comparison, split, line, ranked[0]) is False]
@@ -144,9 +150,10 @@ def list_kernels(comparison: Comparison) -> list[str]:
         if base is None or not rivals:
             continue
         first, last = rivals[0], rivals[-1]
-        gaps = [_gap(line, base, split) for line in (first, last)]
-        parts = [f"the best, {first.label}, is {_distance(gaps[0])}{_state_judgement(comparison, split, first, base)}"]
-        parts += [f"the last, {last.label}, {_distance(gaps[1])}"] if last is not first else []
+        parts = [
+            f"the best, {first.label}, is {_distance(first, base, split)}{_state_judgement(comparison, split, first, base)}"
+        ]
+        parts += [f"the last, {last.label}, {_distance(last, base, split)}"] if last is not first else []
         items.append(f"{_capital(name_split(split))} (Gaussian {_loss(base, split)}): {'; '.join(parts)}.")
     return items
 
@@ -193,7 +200,7 @@ def _test(comparison: Comparison, claim: Claim) -> str:
     lower, higher = (_measure(comparison, claim, variants) for variants in (claim.lower, claim.higher))
     if claim.higher:
         pairs = [(ours, theirs) for ours in lower.values() for theirs in higher.values()]
-        held = sum(ours < theirs for ours, theirs in pairs)
+        held = sum(round(ours, DIGITS) < round(theirs, DIGITS) for ours, theirs in pairs)
         where = f" over the first {claim.within} tokens" if claim.within else ""
         return f"holds for {held} of {len(pairs)} pairs{where}{_state_extremes(lower, higher)}" if pairs else ""
     if len(lower) < 2:
@@ -229,12 +236,15 @@ def _measure(comparison: Comparison, claim: Claim, variants: Sequence[paper.Vari
 
 
 def list_departures(comparison: Comparison) -> list[str]:
-    """Where the runs depart from the paper's recipe, each with both numbers; the paper has no transformer to depart from."""
-    lines = [line for line in comparison.lines if line.variant.architecture == "mosaic"]
+    """Where the mosaics depart from the paper's recipe, each with both numbers; where there are none, where the others do."""
+    mosaics = [line for line in comparison.lines if line.variant.architecture == "mosaic"]
+    lines = mosaics or comparison.lines
     runs = [run for line in lines for run in line.runs]
     models, trainings = [run.config.model for run in runs], [run.config.training for run in runs]
     neighbours = [k for line in lines if (k := paper.count_neighbours(line.variant)) is not None]
     notes = [] if comparison.corpus == "BabiStories" else [f"corpus: {comparison.corpus}; in the paper BabiStories"]
+    others = dict.fromkeys(line.variant.label for line in comparison.lines if line not in mosaics)
+    notes += [f"{', '.join(others)}: not in the paper's experiment"] if others else []
     notes += [] if comparison.layers in RATES else [f"{comparison.depth}; in the paper 1, 8 and 12"]
     notes += list_changes(
         {
@@ -249,7 +259,7 @@ def list_departures(comparison: Comparison) -> list[str]:
             "dropout": ([m.dropout for m in models], [paper.DROPOUT]),
             "width": ([m.width for m in models], [paper.WIDTH]),
             "heads": ([m.heads for m in models], [paper.HEADS]),
-            "slots of persistent memory": ([m.slots_per_head for m in models], [paper.SLOTS]),
+            "slots of persistent memory": ([m.slots_per_head for m in models if m.architecture == "mosaic"], [paper.SLOTS]),
             "k of the nearest neighbours": (neighbours, paper.NEIGHBOURS if comparison.layers == 1 else [paper.CHOSEN]),
         }
     )
@@ -263,8 +273,8 @@ def list_departures(comparison: Comparison) -> list[str]:
 
 
 def _list_rates(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
-    """The rates that are not the paper's for their depth and kernel, with the paper's."""
-    notes = []
+    """The rates of mosaics that are not the paper's for their depth and kernel, with the paper's."""
+    notes, runs = [], [run for run in runs if run.config.model.architecture == "mosaic"]
     for name, words in (("rate", "learning rate"), ("final_rate", "last learning rate")):
         pairs = {(getattr(run.config.training, name), getattr(choose_rates(run.config.model), name)) for run in runs}
         others = sorted((ours, theirs) for ours, theirs in pairs if ours != theirs and comparison.layers in RATES)
@@ -279,15 +289,20 @@ def _gap(one: Line, other: Line, split: str) -> float:
     return one.cells[split].loss.mean - other.cells[split].loss.mean
 
 
-def _distance(gap: float) -> str:
-    """A difference of losses in words; below zero is ahead."""
-    if abs(gap) < 0.0005:
-        return "level to within 0.001"
-    return f"{abs(gap):.3f} {'ahead' if gap < 0 else 'behind'}"
+def _lead(one: Line, other: Line, split: str) -> float:
+    """How far one is below the other, by the losses that are shown: nothing where those are equal."""
+    ours, theirs = (round(line.cells[split].loss.mean, DIGITS) for line in (one, other))
+    return round(theirs - ours, DIGITS)
+
+
+def _distance(one: Line, other: Line, split: str) -> str:
+    """The same in words."""
+    lead = _lead(one, other, split)
+    return f"{abs(lead):.{DIGITS}f} {'ahead' if lead > 0 else 'behind'}" if lead else "equal"
 
 
 def _loss(line: Line, split: str) -> str:
-    return f"{line.cells[split].loss.mean:.3f}"
+    return f"{line.cells[split].loss.mean:.{DIGITS}f}"
 
 
 def _share(share: float) -> str:

@@ -28,7 +28,9 @@ def describe_story(comparison: Comparison, line: Line, story: Story) -> str:
         drawn += f", min-p {story.min_p:g}" if story.min_p else ""
         drawn += f", drawn with seed {story.seed}" + (f" in row {story.row}" if story.row else "")
     step = f", after {story.step:,} steps" if story.step else ""
-    end = "; cut off before its end" if story.ended is False else ""
+    kept = sum(len(run.stories) for run in line.runs)
+    end = f"; one of {kept} stories that were saved" if kept > 1 else ""
+    end += "; cut off before its end" if story.ended is False else ""
     return f"{name_line(line)}{loss}{step}. Sampled with {drawn}{end}{'; the prompt is in bold' if story.prompt else ''}."
 
 

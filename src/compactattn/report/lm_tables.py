@@ -106,7 +106,7 @@ def _list_costs(comparison: Comparison) -> list[Column]:
     """What training took, as far as any line has noted it."""
 
     def show_speed(line: Line) -> str:
-        return _count(mean_cost(line).tokens_per_second, 1e3, ",.0f")
+        return _count(float(f"{mean_cost(line).tokens_per_second:.3g}"), 1e3, ",g")
 
     def show_memory(line: Line) -> str:
         return _count(mean_cost(line).peak_bytes, 2**30, ".1f")
@@ -148,12 +148,12 @@ def _spell(spread: Spread | None) -> str:
 
 
 def _mark(comparison: Comparison, column: Column, line: Line, best: str, interval: str) -> str:
-    """A cell; the lowest of its column is set in `best`, half of the interval over seeds in `interval`."""
+    """A cell; what shows the lowest of its column is set in `best`, half of the interval over seeds in `interval`."""
     spread, text = column.spread(line), column.show(line)
     if spread is None:
         return text
-    lowest = min(_means(comparison, column))
-    text = best.format(text) if spread.mean == lowest and len(comparison.lines) > 1 else text
+    lowest = f"{min(_means(comparison, column)):.3f}"
+    text = best.format(text) if text == lowest and len(comparison.lines) > 1 else text
     return text + (interval.format(f"±\u00a0{(spread.interval[1] - spread.interval[0]) / 2:.3f}") if spread.interval else "")
 
 

@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import ListedColormap, LogNorm, Normalize
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from compactattn.kernels import parse
 from compactattn.report.figures import LINE_HEIGHT, STYLE, name_ends
@@ -61,7 +62,7 @@ def _shows_tokens(inspection: Inspection) -> bool:
 def _draw_map(panel: Axes, inspection: Inspection) -> None:
     w = inspection.weights
     shown = np.ma.masked_equal(w, 0).clip(SMALLEST, 1)
-    panel.imshow(shown, cmap=SHADES, norm=LogNorm(SMALLEST, 1), interpolation="none", aspect="auto")
+    panel.imshow(shown, cmap=SHADES, norm=LogNorm(SMALLEST, 1), interpolation="none", aspect="auto", extent=_count_from_one(w))
     panel.set_title(
         name_kernel(inspection.kernel), color=colour_of(parse(inspection.kernel)), loc="left", pad=14, weight="bold"
     )
@@ -69,28 +70,42 @@ def _draw_map(panel: Axes, inspection: Inspection) -> None:
     panel.text(0, 1.02, about, transform=panel.transAxes, size=7, color=MUTED)
     if _shows_tokens(inspection):
         words = [token.replace("$", r"\$") for token in inspection.tokens]  # a dollar would start a formula
-        panel.set_xticks(range(len(words)), words, rotation=90, size=6.5)
-        panel.set_yticks(range(len(w)), words[: len(w)], size=6.5)
+        panel.set_xticks(range(1, len(words) + 1), words, rotation=90, size=6.5)
+        panel.set_yticks(range(1, len(w) + 1), words[: len(w)], size=6.5)
     else:
-        panel.locator_params(nbins=5)
+        panel.set_xticks(_list_places(w.shape[1]))
+        panel.set_yticks(_list_places(w.shape[0]))
     panel.spines[:].set_visible(True)
+
+
+def _count_from_one(image: np.ndarray) -> tuple[float, float, float, float]:
+    """The edges of an image whose first row and column are number 1."""
+    rows, columns = image.shape
+    return 0.5, columns + 0.5, rows + 0.5, 0.5
+
+
+def _list_places(count: int) -> list[int]:
+    """The first of so many places, and about five round ones after it."""
+    places = MaxNLocator(5, integer=True).tick_values(0, count)
+    return [1, *(int(place) for place in places if 1 < place <= count)]
 
 
 def draw_heads(inspections: Sequence[Inspection]) -> Figure:
     """Support and bandwidth of each head, down, at each position, across; one colour scale for all."""
     with matplotlib.rc_context(STYLE):
-        rise = 0.38 + 0.095 * max(len(inspection.support) for inspection in inspections)  # inches of a row
-        height = rise * len(inspections) + 0.95
+        each = len({inspection.support.shape[1] for inspection in inspections}) > 1  # positions below each panel
+        rise = 0.38 + 0.17 * each + 0.095 * max(len(inspection.support) for inspection in inspections)  # inches of a row
+        height = rise * len(inspections) + 0.95 - 0.17 * each
         figure = Figure(figsize=(WIDTH, height))
-        _draw_head_column(figure, inspections, "support", (0.09, 0.42), rise)
-        _draw_head_column(figure, inspections, "bandwidth", (0.57, 0.42), rise)
+        _draw_head_column(figure, inspections, "support", (0.09, 0.42), rise, each)
+        _draw_head_column(figure, inspections, "bandwidth", (0.57, 0.42), rise, each)
     return figure
 
 
 def _draw_head_column(
-    figure: Figure, inspections: Sequence[Inspection], name: str, across: tuple[float, float], rise: float
+    figure: Figure, inspections: Sequence[Inspection], name: str, across: tuple[float, float], rise: float, each: bool
 ) -> None:
-    """One quantity of all inspections, with its colour bar below."""
+    """One quantity of all inspections, with its colour bar below; `each` panel or the last alone has its positions named."""
     height = figure.get_figheight()
     parts = [np.ma.masked_invalid(getattr(inspection, name)) for inspection in inspections]
     log = name == "support"
@@ -99,13 +114,18 @@ def _draw_head_column(
     norm = LogNorm(1, max(2, values.max())) if log else Normalize(0, values.max())
     for row, (inspection, part) in enumerate(zip(inspections, parts, strict=True)):
         heads = len(part)
-        panel = figure.add_axes((across[0], 1 - (row + 1) * rise / height, across[1], (rise - 0.3) / height))
-        panel.imshow(part, cmap="viridis" if log else "cividis", norm=norm, aspect="auto", interpolation="none")
+        bottom = 1 - ((row + 1) * rise - 0.17 * each) / height
+        panel = figure.add_axes((across[0], bottom, across[1], (rise - 0.3 - 0.17 * each) / height))
+        panel.imshow(
+            part, cmap="viridis" if log else "cividis", norm=norm, aspect="auto", interpolation="none",
+            extent=_count_from_one(part),
+        )  # fmt: skip
         panel.set_title(f"{name_kernel(inspection.kernel)}, layer {inspection.layer + 1}", loc="left", pad=2.5, size=8.5)
-        panel.set_yticks(sorted({0, heads - 1}), [str(y + 1) for y in sorted({0, heads - 1})])
+        panel.set_yticks(sorted({1, heads}))
+        panel.set_xticks(_list_places(part.shape[1]))
         panel.set_ylabel("head" if log else "", labelpad=-2)
         last = row == len(inspections) - 1
-        panel.tick_params(labelbottom=last)
+        panel.tick_params(labelbottom=last or each, pad=1.5)
         panel.set_xlabel("position" if last else "", loc="left", labelpad=1)
     shades = ScalarMappable(norm=norm, cmap="viridis" if log else "cividis")
     box = (across[0] + 0.35 * across[1], 0.3 / height, 0.65 * across[1], 0.07 / height)
@@ -122,6 +142,8 @@ def draw_support(inspections: Sequence[Inspection]) -> Figure:
     layers = sorted({inspection.layer for inspection in inspections})
     with matplotlib.rc_context(STYLE):
         names = {inspection.kernel for inspection in inspections}
+        most = max(inspection.support.shape[1] for inspection in inspections)
+        ends: dict[str, tuple[str, float, float, object]] = {}  # of each kernel in the last layer that it is drawn in
         height = max(2.6, 0.8 + LINE_HEIGHT * len(names))
         figure = Figure(figsize=(WIDTH, height))
         grid = figure.add_gridspec(
@@ -129,10 +151,10 @@ def draw_support(inspections: Sequence[Inspection]) -> Figure:
         )
         for column, layer in enumerate(layers):
             panel = figure.add_subplot(grid[column])
-            ends = [_draw_support_line(panel, inspection) for inspection in inspections if inspection.layer == layer]
+            drawn = [_draw_support_line(panel, inspection) for inspection in inspections if inspection.layer == layer]
+            ends = {name: (name, y, float(most), look) for name, y, _, look in ends.values()} | {end[0]: end for end in drawn}
             panel.set_xscale("log", base=2)
             panel.set_yscale("log", base=2)
-            most = max(x for *_, x, _ in ends)
             panel.set(xlim=(1, most), ylim=(0.8, most * 1.1), title=f"layer {layer + 1}")
             for axis in (panel.xaxis, panel.yaxis):
                 axis.set_major_formatter(lambda x, _: f"{x:,.0f}")
@@ -141,7 +163,7 @@ def draw_support(inspections: Sequence[Inspection]) -> Figure:
             if column == 0:
                 panel.set(ylabel="keys with weight", xlabel="position of the query")
             if column == len(layers) - 1:
-                name_ends(panel, sorted(ends, key=lambda end: end[1]), np.log2)
+                name_ends(panel, sorted(ends.values(), key=lambda end: end[1]), np.log2)
     return figure
 
 

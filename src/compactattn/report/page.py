@@ -24,6 +24,7 @@ NOTHING_INSIDE = (
 )
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"  # the browser itself refuses any outside request
 FOLDED = 12  # runs from which on their list is folded away
+TIMES = "Times are of training alone, without validation and tests."
 CPUS = ("x86_64", "AMD64", "aarch64", "arm64")  # what stands for the device of a run without a GPU
 
 
@@ -32,11 +33,11 @@ def write_report(
 ) -> Path:
     """Writes index.html, report.md and figures/ into the folder `out`, which is made if need be; returns the page's path.
 
-    `missing` says which runs could not be looked into, and why.
+    `missing` are sentences on the runs that are not looked into, and why.
     """
     check_evaluated(runs)
     sections = make_sections(runs)
-    inside = [*_draw_inside(inspections), *(Sentences([f"Left out is {note}."]) for note in missing)]
+    inside = [*_draw_inside(inspections), *([Sentences(missing)] if missing else [])]
     out = Path(out)
     (out / "figures").mkdir(parents=True, exist_ok=True)
     seen = (part for part in inside if isinstance(part, Picture))
@@ -69,7 +70,9 @@ def _draw_inside(inspections: Sequence[Inspection]) -> list[Part]:
         "Keys with non-zero weight against the position of the query: the median head, and the range of all heads. "
         "The grey line is every key so far."
     )
+    named = [f"{name_kernel(one.kernel)}, {one.run}, trained on {one.subject}" for one in inspections if one.run]
     return [
+        *([Sentences([f"The last layer, on the first test example of the run: {'; '.join(named)}."])] if named else []),
         Picture("attention", maps.draw_attention(inspections), weights),
         Picture("support", maps.draw_support(inspections), support),
         Picture("heads", maps.draw_heads(inspections), "Keys used and bandwidth, for every head at every position."),
@@ -78,7 +81,7 @@ def _draw_inside(inspections: Sequence[Inspection]) -> list[Part]:
 
 
 def _list_words(inspections: Sequence[Inspection]) -> list[Part]:
-    """Which words each head used, a table for each kernel, folded away on the page."""
+    """Which tokens each head used, a table for each kernel, folded away on the page."""
     grids = [
         Grid(
             fold(escape(f"{name_kernel(one.kernel)}, layer {one.layer + 1}"), attended.format_html(one.summary, one.layer)),
@@ -88,7 +91,7 @@ def _list_words(inspections: Sequence[Inspection]) -> list[Part]:
         for one in inspections
         if one.summary is not None
     ]
-    return [Heading("The words that each head used"), *grids] if grids else []
+    return [Heading("The tokens that each head used"), *grids] if grids else []
 
 
 # -- HTML ----------------------------------------------------------------------------------------
@@ -158,7 +161,7 @@ def _write_making(sections: list[Section], runs: Sequence[Run]) -> str:
     head = "".join(f'<th scope="col">{name}</th>' for name in MAKING)
     rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in _list_runs(sections))
     total = sum(run.cost.wall_seconds for run in runs)
-    commands = list(dict.fromkeys(str(run.environment["command"]) for run in runs if run.environment.get("command")))
+    commands = _list_commands(runs)
     listed = f"<pre>{escape(chr(10).join(commands))}</pre>" if commands else ""
     configs = "".join(
         fold(
@@ -168,7 +171,7 @@ def _write_making(sections: list[Section], runs: Sequence[Run]) -> str:
         for section, line in _unique_lines(sections)
     )
     count = "1 run" if len(runs) == 1 else f"{len(runs)} runs"
-    summary = f"{count}, {format_duration(total)} of training in all. Every number is from the files they wrote."
+    summary = f"{count}, {format_duration(total)} of training in all. {TIMES} Every number is from the files they wrote."
     shown = {id(run) for section in sections for line in section.lines for run in line.runs}
     left_out = [run for run in runs if not run.evaluation and id(run) not in shown]
     names = ", ".join(f"{run.source} ({run.failed})" if run.failed else run.source for run in left_out)
@@ -202,8 +205,10 @@ MAKING = (
     "Seed",
     "Steps",
     "Batch",
+    "Rate",
+    "Tokenizer",
     "Precision",
-    "Wall time",
+    "Training time",
     "Hardware",
     "Torch",
     "Commit",
@@ -232,6 +237,8 @@ def _list_runs(sections: list[Section]) -> list[list[str]]:
             str(run.config.seed),
             _steps(run),
             f"{run.config.training.batch:,}",
+            f"{run.config.training.rate:g}",
+            str(run.config.data.get("tokenizer") or "–"),
             _precision(run),
             format_duration(run.cost.wall_seconds),
             _hardware(run),
@@ -242,6 +249,11 @@ def _list_runs(sections: list[Section]) -> list[list[str]]:
         for section, line in _unique_lines(sections)
         for run in line.runs
     ]
+
+
+def _list_commands(runs: Sequence[Run]) -> list[str]:
+    """The commands that made the runs, each once."""
+    return list(dict.fromkeys(str(run.environment["command"]) for run in runs if run.environment.get("command")))
 
 
 def _steps(run: Run) -> str:
@@ -279,6 +291,7 @@ def _write_markdown(sections: list[Section], inside: list[Part], runs: Sequence[
     parts += ["## Attention from inside", *map(mark_down, inside)] if inside else [NOTHING_INSIDE]
     rows = [MAKING, tuple("---" for _ in MAKING), *_list_runs(sections)]
     parts += ["## How it was made", "\n".join(f"| {' | '.join(map(_plain, row))} |" for row in rows)]
+    parts += [f"{TIMES} Commands:", mark_down(Items(commands))] if (commands := _list_commands(runs)) else [TIMES]
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 

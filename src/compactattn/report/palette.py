@@ -6,6 +6,7 @@ An architecture without a kernel has a colour and a marker of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from compactattn.kernels import Anchored, Fixed, Kernel, Nearest, Normalising, Rule
@@ -34,6 +35,12 @@ DARK = {  # each colour, and what stands for it on a dark page
     INK[3.0].lower(): "#50d0a9",
     **{colour: shown for colour, shown, _ in _RECURRENT.values()},
 }
+_SAID: dict[type[Rule], str] = {
+    Normalising: "a solid line normalises itself",
+    Anchored: "a dashed line is anchored at the best key",
+    Fixed: "a dotted line has a fixed bandwidth",
+    Nearest: "a dash-dotted line keeps the k nearest keys",
+}
 _RULES: dict[type[Rule], tuple[Any, str]] = {
     Normalising: ("-", "o"),
     Anchored: ((0, (4, 1.6)), "s"),
@@ -58,6 +65,16 @@ def look_of(variant: Variant) -> Look:
     colour = _TRANSFORMER if variant.architecture == "transformer" else colour_of(variant.kernel)
     dashes, marker = _RULES[type(variant.kernel.rule)]
     return Look(colour, dashes, marker, variant.positions != "none")
+
+
+def describe_looks(variants: Iterable[Variant]) -> str:
+    """What colours, dashes and markers mean, as far as they occur."""
+    variants = list(variants)
+    rules = {type(variant.kernel.rule) for variant in variants if variant.kernel is not None}
+    said = [text for rule, text in _SAID.items() if rule in rules]
+    text = f" Colour is the kernel's profile; {', '.join(said)}." if said else ""
+    without = any(variant.kernel is None for variant in variants)
+    return text + (" Long dashes with a colour and a marker of their own: architectures without a kernel." if without else "")
 
 
 def colour_of(kernel: Kernel) -> str:

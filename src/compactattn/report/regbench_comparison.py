@@ -66,6 +66,11 @@ class Comparison:
         return sorted({size for line in self.lines for size in line.cells})
 
     @cached_property
+    def main_size(self) -> int:
+        """The number of examples of the headline and the curves: the one that most lines have, of equal ones the largest."""
+        return max(self.sizes, key=lambda size: (sum(size in line.cells for line in self.lines), size))
+
+    @cached_property
     def published(self) -> bool:
         """Whether these are the benchmark's languages and its test split, so that the paper's numbers may stand beside ours."""
         return not self.changes and self.split == SPLIT
@@ -142,7 +147,8 @@ def _read_recipe(run: Run) -> lines.Recipe:
     training = recipe["training"]
     steps, warmup = training.pop("steps"), training.pop("warmup")
     training["epochs"] = round(count_epochs(run, steps))
-    training["warm-up share"] = f"{warmup / steps:.1g}"
+    tenth = warmup == steps // 10  # the recipe's, which of few steps, rounded down, is another quotient
+    training["warm-up share"] = "0.1" if tenth else f"{warmup / steps:.1g}"
     return recipe
 
 

@@ -149,11 +149,6 @@ def draw_beside_paper(comparison: Comparison) -> Figure:
     return draw_panels(lines, draw, "grey, hollow: the paper      colour: here      thick: accuracy      thin: TVD")
 
 
-def choose_size(comparison: Comparison) -> int:
-    """The number of examples with the most lines; of equal ones the fewest, where the variants differ most."""
-    return max(comparison.sizes, key=lambda size: (sum(size in line.cells for line in comparison.lines), -size))
-
-
 def pool_positions(line: Line, size: int) -> list[tuple[float, float]]:
     """(middle of a bin of positions, accuracy in it) over all seeds; bins with few positions are left out.
 

@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
 
+from compactattn.data.automata import RegularLanguages
 from compactattn.report import regbench_paper as paper
-from compactattn.report.facts import format_duration
+from compactattn.report.facts import format_duration, state_sizes
 from compactattn.report.finding import Finding
 from compactattn.report.lines import BASE, ONE_SEED, Spread, list_changes, list_doubts, list_failures, name_line, span
 from compactattn.report.regbench_comparison import MEASURES, NAMES, Comparison, Gap, Line, count_epochs
 
+SETTINGS = {  # the fields of `RegularLanguages` in words
+    "states": "states of an automaton",
+    "letters": "letters of an alphabet",
+    "edges": "edges of a state",
+    "strings": "strings of an example",
+    "string_length": "letters of a string",
+    "seed": "seed of the languages",
+}
+
 
 def find(comparison: Comparison) -> Finding:
-    """The main finding, at the fewest examples, where the paper says that compact kernels help most; then every size."""
-    size = next((n for n in comparison.sizes if _base(comparison, n) and _rivals(comparison, n)), comparison.sizes[0])
+    """The main finding, at the comparison's main size; then every size."""
     details = [
         _state_best(comparison),
         *_state_kernels(comparison),
         *_state_baselines(comparison),
-        *_state_chance(comparison, size),
+        *_state_chance(comparison),
         *_state_seeds(comparison),
     ]
-    return Finding(_state_headline(comparison, size), details)
+    return Finding(_state_headline(comparison, comparison.main_size), details)
 
 
 def _there(comparison: Comparison, size: int) -> list[Line]:
@@ -55,7 +66,7 @@ def _state_headline(comparison: Comparison, size: int) -> str:
         return f"{start}{name_line(best)} predicts a legal next token at {_share(best, size)} {what}."
     rest = "" if other is None else f"; the best other architecture, {name_line(other)}, at {_share(other, size)}"
     ours, theirs = _share(rival, size), f"{name_line(base)} at {_share(base, size)}"
-    if rival.cells[size].accuracy.mean > base.cells[size].accuracy.mean:
+    if _lead(rival, base, size) > 0:
         return f"{start}{rival.label} predicts a legal next token at {ours} {what}, {theirs}{rest}."
     return (
         f"{start}no compact kernel is ahead of {name_line(base)}: the best, {rival.label}, predicts a legal next token at "
@@ -79,7 +90,7 @@ def _state_kernels(comparison: Comparison) -> list[str]:
     for size in comparison.sizes:
         base, rivals = _base(comparison, size), _rivals(comparison, size)
         if base is not None and rivals:
-            ahead = sum(line.cells[size].accuracy.mean > base.cells[size].accuracy.mean for line in rivals)
+            ahead = sum(_lead(line, base, size) > 0 for line in rivals)
             parts.append(f"{ahead} of {len(rivals)} with {size:,} examples")
     return [f"Compact kernels ahead of Gaussian attention in accuracy: {', '.join(parts)}."] if parts else []
 
@@ -96,13 +107,11 @@ def list_kernels(comparison: Comparison) -> list[str]:
 
 
 def _hold_against_base(base: Line, rivals: Sequence[Line], size: int, measure: str) -> str:
-    sign = 1 if measure == "accuracy" else -1
-    theirs = base.cells[size].of(measure)
-    gains = [sign * (line.cells[size].of(measure).mean - theirs.mean) for line in rivals]
-    gap, line = max(zip(gains, rivals, strict=True), key=lambda pair: pair[0])
-    side = f"{_points(gap)} ahead" if gap > 0 else f"{_points(-gap)} behind" if gap < 0 else "level"
-    count = f"{sum(gain > 0 for gain in gains)} of {len(rivals)} ahead in {NAMES[measure]}"
-    return f"{count}, the best, {line.label}, {side}{_judge(line.cells[size].of(measure), theirs)}"
+    leads = [_lead(line, base, size, measure) for line in rivals]
+    lead, line = max(zip(leads, rivals, strict=True), key=lambda pair: pair[0])
+    count = f"{sum(lead > 0 for lead in leads)} of {len(rivals)} ahead in {NAMES[measure]}"
+    spreads = line.cells[size].of(measure), base.cells[size].of(measure)
+    return f"{count}, the best, {line.label}, {_side(lead)}{_judge(*spreads)}"
 
 
 def _judge(ours: Spread, theirs: Spread) -> str:
@@ -123,19 +132,25 @@ def _state_baselines(comparison: Comparison) -> list[str]:
         mosaic = _top((line for line in _there(comparison, size) if line.variant.architecture == "mosaic"), size)
         other = _top(_baselines(comparison, size), size)
         if mosaic is not None and other is not None:
-            gap = mosaic.cells[size].accuracy.mean - other.cells[size].accuracy.mean
-            side = f"{_points(abs(gap))} {'ahead of' if gap > 0 else 'behind'}" if gap else "level with"
-            parts.append(f"{side} {name_line(other)} with {size:,} examples")
+            sizes = state_sizes(mosaic.runs[0].config.model, other.runs[0].config.model)
+            side = f"{_side(_lead(mosaic, other, size), ' of', ' to')} {name_line(other)}"
+            parts.append(f"{side} with {size:,} examples{f' ({sizes})' if sizes else ''}")
     return [f"In accuracy the best Memory Mosaic is {', '.join(parts)}."] if parts else []
 
 
-def _state_chance(comparison: Comparison, size: int) -> list[str]:
-    """That counting in the context does better, where it does."""
-    best = comparison.best(size, "accuracy").cells[size].accuracy.mean
-    better = [r for r in comparison.references if "gram" in r.name and r.accuracy > best]
-    said = [f"{reference.name} reaches {100 * reference.accuracy:.1f} %" for reference in better]
-    text = f"Without any training {' and '.join(said)} there: with {size:,} examples no model has learnt to do better."
-    return [text] if said else []
+def _state_chance(comparison: Comparison) -> list[str]:
+    """Whether a model does better than counting in the context, with each number of examples."""
+    grams = [reference for reference in comparison.references if "gram" in reference.name]
+    if not grams:
+        return []
+    gram = max(grams, key=lambda reference: reference.accuracy)
+    parts = []
+    for size in comparison.sizes:
+        best = comparison.best(size, "accuracy")
+        lead = _round(best.cells[size].accuracy.mean) - _round(gram.accuracy)
+        verdict = f"{name_line(best)} does better" if lead > 0 else "no model does better" if lead < 0 else "the best equals it"
+        parts.append(f"with {size:,} examples {verdict} ({_share(best, size)})")
+    return [f"Without any training {gram.name} reaches {100 * gram.accuracy:.1f}\u00a0%: {', '.join(parts)}."]
 
 
 def _state_seeds(comparison: Comparison) -> list[str]:
@@ -215,7 +230,7 @@ def _state_why(gap: Gap) -> str:
 
 def list_departures(comparison: Comparison) -> list[str]:
     """Where the runs depart from the paper's recipe or lie outside of the space that it searched."""
-    notes = [f"{name} of the languages: {ours}, not the benchmark's" for name, ours in comparison.changes.items()]
+    notes = _list_languages(comparison)
     notes += [] if comparison.split == "test" else [f"the {comparison.split} split; the paper's numbers are of the test split"]
     runs = [run for line in comparison.lines for run in line.runs]
     trainings, models = [run.config.training for run in runs], [run.config.model for run in runs]
@@ -233,6 +248,20 @@ def list_departures(comparison: Comparison) -> list[str]:
     if patience := {training.patience for training in trainings if training.patience}:
         notes.append(f"training stops {span(patience)} epochs after its lowest validation loss; the paper has no such stop")
     return notes + list_doubts(comparison.lines, "examples") + list_failures(comparison.failed)
+
+
+def _list_languages(comparison: Comparison) -> list[str]:
+    """What the languages have different from the benchmark's: "letters of a string: 1 to 12; in the benchmark 1 to 49"."""
+    theirs = asdict(RegularLanguages())
+    return [
+        f"{SETTINGS.get(name, name)}: {_spell(ours)}; in the benchmark {_spell(theirs.get(name, '–'))}"
+        for name, ours in comparison.changes.items()
+    ]
+
+
+def _spell(setting: Any) -> str:
+    """A number of the languages, or the ends of its range."""
+    return span(setting) if isinstance(setting, list | tuple) else str(setting)
 
 
 def list_epochs(comparison: Comparison) -> list[str]:
@@ -257,8 +286,20 @@ def _share(line: Line, size: int, measure: str = "accuracy") -> str:
     return f"{100 * line.cells[size].of(measure).mean:.1f}\u00a0%"
 
 
-def _points(gap: float) -> str:
-    return f"{100 * gap:.1f} points"
+def _round(share: float) -> float:
+    """A share in per cent, as it is shown."""
+    return round(100 * share, 1)
+
+
+def _lead(one: Line, other: Line, size: int, measure: str = "accuracy") -> float:
+    """The points by which one is better than the other, by the numbers that are shown: none where those are equal."""
+    gap = _round(one.cells[size].of(measure).mean) - _round(other.cells[size].of(measure).mean)
+    return round(gap if measure == "accuracy" else -gap, 1)
+
+
+def _side(lead: float, of: str = "", to: str = "") -> str:
+    """A lead in words; `of` and `to` join it with what it is a lead of."""
+    return f"{abs(lead):.1f} points {f'ahead{of}' if lead > 0 else 'behind'}" if lead else f"equal{to}"
 
 
 def list_references(comparison: Comparison) -> list[str]:

@@ -84,13 +84,13 @@ def _tint(line: Line, size: int, measure: str) -> str:
 
 
 def _ours(comparison: Comparison, line: Line, size: int, measure: str, best: str, mark: str) -> str:
-    """Our cell; the best mean of its column is set in `best`, the mark of a gap in `mark`."""
+    """Our cell; what shows the best mean of its column is set in `best`, the mark of a gap in `mark`."""
     if size not in line.cells:
         return NONE
     spread = line.cells[size].of(measure)
     mean = f"{100 * spread.mean:.1f}"
-    top = comparison.best(size, measure).cells[size].of(measure).mean
-    mean = best.format(mean) if spread.mean == top and len(comparison.lines) > 1 else mean
+    top = f"{100 * comparison.best(size, measure).cells[size].of(measure).mean:.1f}"
+    mean = best.format(mean) if mean == top and len(comparison.lines) > 1 else mean
     gap = mark_gap(comparison.find_gap(line, size, measure))
     seeds = f"<sup>{100 * spread.best:.1f}</sup>" if spread.seeds > 1 else ""
     return mean + seeds + (mark.format(escape(gap)) if gap else "")

@@ -18,6 +18,7 @@ from compactattn.report import (
     lm_stories,
     lm_tables,
     palette,
+    paper,
     regbench_comparison,
     regbench_figures,
     regbench_finding,
@@ -28,12 +29,7 @@ from compactattn.report.finding import Finding
 from compactattn.report.lines import Line
 from compactattn.report.runs import Run
 
-LOOKS = (
-    "Colour is the kernel's profile; a solid line normalises itself, a dashed one is anchored at the best key, "
-    "a dotted one has a fixed bandwidth, a dash-dotted one keeps the k nearest keys."
-)
 DEPARTURES, KERNELS = "Where this departs from the paper", "Compact kernels against Gaussian attention"
-OTHERS = " Long dashes with a colour and a marker of their own: architectures without a kernel."
 
 
 class Heading(NamedTuple):
@@ -128,7 +124,8 @@ def _make_length_generalisation(compared: comparison.Comparison, draw: bool) -> 
 
 
 def _draw_length_generalisation(compared: comparison.Comparison, name: str) -> dict[str, Picture]:
-    caption = f"Exact match on {compared.title} against the length of the source, {compared.mode}. {LOOKS}"
+    caption = f"Exact match on {compared.title} against the length of the source, {compared.mode}."
+    caption += palette.describe_looks(_variants(compared))
     if figures.shows_bands(compared):
         single = any(cell.seeds == 1 for line in compared.lines for cell in line.cells.values())
         caption += f" Bands: 95 % interval of the mean over seeds{', or of one seed over test samples' if single else ''}."
@@ -181,8 +178,9 @@ def _make_regbench(compared: regbench_comparison.Comparison, draw: bool) -> Sect
 
 
 def _draw_regbench(compared: regbench_comparison.Comparison, name: str) -> dict[str, Picture]:
-    size = regbench_figures.choose_size(compared)
-    caption = f"Accuracy and TVD on {compared.title} against the number of training examples. {LOOKS}{OTHERS}"
+    size = compared.main_size
+    caption = f"Accuracy and TVD on {compared.title} against the number of training examples."
+    caption += palette.describe_looks(_variants(compared))
     caption += " Bands: 95 % interval of the mean over seeds." if regbench_figures.shows_bands(compared) else ""
     caption += " Grey lines: n-grams of the context, without training." if compared.references else ""
     drawn: dict[str, tuple[Callable[[], Figure | None], str]] = {
@@ -205,10 +203,20 @@ def _draw_regbench(compared: regbench_comparison.Comparison, name: str) -> dict[
     return _draw_all(drawn, name)
 
 
-def _draw_all(drawn: Mapping[str, tuple[Callable[[], Figure | None], str]], name: str) -> dict[str, Picture]:
-    """The pictures that there is something to draw for, by their keys."""
+def _draw_all(
+    drawn: Mapping[str, tuple[Callable[[], Figure | None], str | Callable[[Figure], str]]], name: str
+) -> dict[str, Picture]:
+    """The pictures that there is something to draw for, by their keys, each with its caption or what one says of the figure."""
     found = {key: (draw(), caption) for key, (draw, caption) in drawn.items()}
-    return {key: Picture(f"{name}-{key}", figure, caption) for key, (figure, caption) in found.items() if figure is not None}
+    return {
+        key: Picture(f"{name}-{key}", figure, caption if isinstance(caption, str) else caption(figure))
+        for key, (figure, caption) in found.items()
+        if figure is not None
+    }
+
+
+def _variants(compared: Any) -> list[paper.Variant]:
+    return [line.variant for line in compared.lines]
 
 
 def _make_language_modelling(compared: Sequence[lm_comparison.Comparison], draw: bool) -> list[Section]:
@@ -233,28 +241,24 @@ def _make_depth(compared: lm_comparison.Comparison, name: str, draw: bool) -> Se
     parts += _itemise(DEPARTURES, lm_finding.list_departures(compared))
     parts += _illustrate(pictures.get("training"), "Training")
     steps = f"{compared.steps:,} steps of {compared.batch:,} windows"
-    title = compared.title[:1].upper() + compared.title[1:]
+    title = compared.title  # a corpus goes by its own name
     found = lm_finding.find(compared)
     return Section(name, "Language modelling", compared.title, title, steps, title, found, parts, compared.lines)
 
 
 def _draw_language_modelling(compared: lm_comparison.Comparison, name: str) -> dict[str, Picture]:
     smoothed = "the mean over windows and seeds, as a moving average over positions that fades by a tenth with each one"
-    arrow = " An arrow marks a line that is above the panel."
-    drawn: dict[str, tuple[Callable[[], Figure | None], str]] = {
+    arrows, looks = lm_figures.describe_arrows, palette.describe_looks(_variants(compared))
+    validation = f"Validation loss on held-out {compared.corpus} against the training step, the mean over seeds"
+    positions = f"Loss against the tokens read in a window, in nats: {smoothed}."
+    differences = "The same less that of Gaussian attention: below zero is better than it."
+    drawn: dict[str, tuple[Callable[[], Figure | None], str | Callable[[Figure], str]]] = {
         "validation": (
             lambda: lm_figures.draw_validation(compared),
-            f"Validation loss on held-out {compared.corpus} against the training step, the mean over seeds; the last half "
-            f"closer; and that less the loss of Gaussian attention, where below zero is better.{arrow} {LOOKS}",
+            lambda figure: f"{validation}{lm_figures.describe_views(figure)}.{arrows(figure)}{looks}",
         ),
-        "positions": (
-            lambda: lm_figures.draw_positions(compared),
-            f"Loss against the tokens read in a window, in nats: {smoothed}.{arrow}",
-        ),
-        "differences": (
-            lambda: lm_figures.draw_differences(compared),
-            f"The same less that of Gaussian attention: below zero is better than it.{arrow}",
-        ),
+        "positions": (lambda: lm_figures.draw_positions(compared), lambda figure: positions + arrows(figure)),
+        "differences": (lambda: lm_figures.draw_differences(compared), lambda figure: differences + arrows(figure)),
         "training": (lambda: figures.draw_training(compared.lines), _describe_training(compared.corpus)),
     }
     return _draw_all(drawn, name)

@@ -100,13 +100,13 @@ def _format_row(comparison: Comparison, line: Line, colour: str) -> str:
 
 
 def _ours(comparison: Comparison, line: Line, length: int, best: str, superscript: str) -> str:
-    """Our cell; the best mean of its column is set in `best`."""
+    """Our cell; what shows the best mean of its column is set in `best`."""
     if length not in line.cells:
         return NONE
     summary = line.cells[length]
     mean = f"{summary.mean:.2f}"
     top = max(other.cells[length].mean for other in comparison.lines if length in other.cells)
-    mean = best.format(mean) if summary.mean == top > 0 and len(comparison.lines) > 1 else mean
+    mean = best.format(mean) if mean == f"{top:.2f}" != "0.00" and len(comparison.lines) > 1 else mean
     return mean + superscript.format(f"{summary.maximum:.2f}")
 
 

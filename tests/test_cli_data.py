@@ -17,11 +17,11 @@ def no_terminal(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def fail(capsys, *arguments):
+def fail(capsys, *arguments, status=2):
     """What a command that must fail says."""
     with pytest.raises(SystemExit) as exit:
         cli.main([str(argument) for argument in arguments])
-    assert exit.value.code == 2
+    assert exit.value.code == status
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     return said.err
@@ -111,4 +111,5 @@ def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys
         raise KeyboardInterrupt
 
     monkeypatch.setattr("compactattn.cli.data.prepare", interrupt)
-    assert "the same command goes on from there" in fail(capsys, "data", "demo-stories", "--out", tmp_path / "out")
+    said = fail(capsys, "data", "demo-stories", "--out", tmp_path / "out", status=130)
+    assert "the same command goes on from there" in said

@@ -180,6 +180,19 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, number):
     assert result(tmp_path / "stopped") == result(tmp_path / "peace")
 
 
+@pytest.mark.parametrize("validating", [False, True])
+def test_a_signal_stops_the_run_after_the_step_that_it_falls_in(tmp_path, validating):
+    class Disturbed(Tiny):
+        def loss(self, *batch):
+            if not validating:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return super().loss(*batch)
+
+    with pytest.raises(Interrupted, match="stopped after step 1 of 12") as caught:
+        run(tmp_path, Disturbed(), validate=lambda _: os.kill(os.getpid(), signal.SIGTERM) or {}, validate_every=+validating)
+    assert caught.value.number == signal.SIGTERM
+
+
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
     class Twice(Tiny):
         def loss(self, *batch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,14 @@ FREE_WIDTH = 1000  # more columns than any table needs
 
 class UsageError(Exception):
     """What the user can put right: told in one sentence, with no traceback."""
+
+
+class Stopped(Exception):
+    """A signal has ended the command in good order: told in one sentence."""
+
+    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.number = number  # of the signal
 
 
 def console() -> Console:

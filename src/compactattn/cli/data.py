@@ -13,7 +13,7 @@ from rich.table import Table
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
-from compactattn.cli.app import UsageError, app, console, prepare_folder
+from compactattn.cli.app import Stopped, UsageError, app, console, prepare_folder
 from compactattn.cli.work import progress
 from compactattn.data import babistories
 from compactattn.data.preparation import META, prepare
@@ -139,7 +139,7 @@ def _told() -> Iterator[None]:
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:
-        raise UsageError("stopped; what was done is kept, and the same command goes on from there") from None
+        raise Stopped("stopped; what was done is kept, and the same command goes on from there") from None
 
 
 def _prepare(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +16,7 @@ from typing import Any, Literal
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from compactattn.cli.app import UsageError, parse_kernel, prepare_folder
+from compactattn.cli.app import Stopped, UsageError, parse_kernel, prepare_folder
 from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.runs import open_run
 from compactattn.experiments.sweep import Job, finish, finish_all
@@ -154,11 +155,12 @@ def _run(work: Callable[[], None]) -> None:
     try:
         work()
     except Interrupted as error:
-        raise UsageError(f"{str(error).partition(';')[0]}; the same command goes on from there") from None
+        raise Stopped(f"{str(error).partition(';')[0]}; the same command goes on from there", error.number) from None
     except ValueError as error:
         raise UsageError(str(error)) from error
-    except KeyboardInterrupt:
-        raise UsageError("stopped; what was trained is saved, and the same command goes on from there") from None
+    except KeyboardInterrupt as error:
+        number = error.args[0] if error.args else signal.SIGINT
+        raise Stopped("stopped; what was trained is saved, and the same command goes on from there", number) from None
 
 
 def write_page(runs: Sequence[Path], out: Path, device: str) -> Path:

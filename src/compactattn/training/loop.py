@@ -208,7 +208,7 @@ class Loop:
         self.loss: Loss = torch.compile(self.eager, dynamic=False) if self.config.training.compile == "whole" else self.eager
         if self.config.training.compile == "parts":
             cast(Any, self.model).compile_parts()
-        self.bad, self.asked = (torch.zeros((), device=self.group.device) for _ in range(2))
+        self.bad = torch.zeros((), device=self.group.device)
         self.replay = Replay(lambda batch: self.compute([(None, batch)])) if self.config.training.graph else None
         self.waiting: list[Reading] = []
         self.stop = False
@@ -227,6 +227,8 @@ class Loop:
                 self.waiting.append(self.update(step, feed))
                 self.settle(keep=lag(self.group.device))
                 self.keep(step)
+                if self.group.size == 1:  # there is no other process that must stop at the same step
+                    self.stop = self.stop or self.interrupt.asked
                 if self.stop or self.exhausted:
                     break
         self.settle()
@@ -234,7 +236,7 @@ class Loop:
         if self.stop:
             done = self.exhausted or step == training.steps
             rest = "the run is complete" if done else f"`compactattn resume {self.folder}` goes on from there"
-            raise Interrupted(f"stopped after step {step} of {training.steps} and saved; {rest}")
+            raise Interrupted(f"stopped after step {step} of {training.steps} and saved; {rest}", self.interrupt.number)
         return self.summarise(step, time.monotonic() - began)
 
     def update(self, step: int, feed: Feed) -> Reading:
@@ -242,7 +244,6 @@ class Loop:
         training = self.config.training
         parts = [next(feed) for _ in range(training.accumulation)]
         self.positions = parts[0][1].inputs.shape[1]
-        self.asked.fill_(float(self.interrupt.asked))
         set_rate(self.optimiser, rate_at(step, training))
         if self.replay is None:
             return send(step, self.compute(parts))
@@ -258,7 +259,7 @@ class Loop:
             loss.backward()
             totals[0] += loss.detach()
             totals[1] += count
-        totals[2] += self.asked
+        totals[2].fill_(float(self.interrupt.asked))  # as late as may be
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         self.group.sum_([totals])
         self.group.sum_(gradients)

@@ -182,14 +182,21 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, number):
 
 @pytest.mark.parametrize("validating", [False, True])
 def test_a_signal_stops_the_run_after_the_step_that_it_falls_in(tmp_path, validating):
+    signals = iter([signal.SIGTERM])
+
+    def disturb(_=None):
+        for number in signals:
+            os.kill(os.getpid(), number)
+        return {}
+
     class Disturbed(Tiny):
         def loss(self, *batch):
             if not validating:
-                os.kill(os.getpid(), signal.SIGTERM)
+                disturb()
             return super().loss(*batch)
 
     with pytest.raises(Interrupted, match="stopped after step 1 of 12") as caught:
-        run(tmp_path, Disturbed(), validate=lambda _: os.kill(os.getpid(), signal.SIGTERM) or {}, validate_every=+validating)
+        run(tmp_path, Disturbed(), validate=disturb, validate_every=1)
     assert caught.value.number == signal.SIGTERM
 
 

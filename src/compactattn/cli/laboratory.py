@@ -74,7 +74,8 @@ def evaluate(
             samples for both, split is for RegBench.
         data: A prepared corpus, all of whose documents are read; its name, if it lies in data/ or beside the run's own; or a
             text file (.txt, .jsonl, .gz of both), read with the run's tokenizer. By default, and for the run's own corpus,
-            the validation split. Other text that the run was trained on is refused.
+            the validation split. Other text that the run was trained on is refused: the same file, or documents that begin
+            as those of training do.
         by_position: Also show the loss against the position in the window.
         lengths: Source lengths separated by commas; by default those of the paper's table.
         mode: teacher-forced, as published (each token is judged given the true ones before it), or free-running (the model

@@ -10,6 +10,7 @@ Shapes: B batch, T time.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from compactattn.data.sources import hash_file
 from compactattn.data.tokenizers import Tokenizer, load_tokenizer
 
 TOKENS_AT_ONCE = 1 << 24
+OPENING = 256  # tokens that tell a document from others
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,6 +123,15 @@ def _open_stream(folder: Path, split: dict[str, Any]) -> Array:
 
 def _damaged(path: Path, why: str) -> ValueError:
     return ValueError(f"{str(path)!r} is not as it was prepared: {why}; delete the folder and prepare the corpus again")
+
+
+def read_openings(tokens: Array, end: int) -> Iterator[bytes]:
+    """The first tokens of each document of a stream, the last one's too if it has no end."""
+    tokens, first = np.asarray(tokens), 0  # slices of a memory map take several times as long
+    for last in (*np.flatnonzero(tokens == end).tolist(), len(tokens)):
+        if last > first:
+            yield tokens[first : min(last, first + OPENING)].tobytes()
+        first = last + 1
 
 
 # -- windows -------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from tests.experiments.lm_examples import make_corpus, write_stories
 
 from compactattn import cli
 from compactattn.cli import lm as commands
+from compactattn.cli.work import warn_of_preset
 from compactattn.data import corpus as corpora
 from compactattn.data import grammar, preparation
 from compactattn.data.corpus import Corpus
@@ -70,6 +71,10 @@ def test_with_no_data_the_built_in_stories_are_prepared_and_said_so(tmp_path, mo
     assert checkpoint.load_config(folder).training.warmup == 1
     assert [row["split"] for row in read_evaluation(folder)] == ["validation"]
     assert "bits per byte" in said
+    assert re.search(r"step 10, loss [\d.]+, last validation of at most 64 windows: loss [\d.]+, best at step 10", said)
+    held_out = Corpus.open(checkpoint.load_config(folder).data["folder"]).validation[:60].tolist()
+    (prompt,) = re.findall(r"\n      compactattn generate \S+ --prompt '(.+)'\n      compactattn inspect runs/lm/demo", said)
+    assert Bytes().decode(held_out).startswith(prompt)
     assert [line["step"] for line in read_metrics(folder) if "validation" in line] == [10]
     cli.main(["train", "lm", *TINY, "--steps", "2", "--seed", "1", "--no-evaluate"])
     assert "No --data: the built-in stories in" in capsys.readouterr().out
@@ -131,6 +136,13 @@ def test_a_micro_batch_holds_at_most_32_windows_and_no_fewer_than_it_must(batch,
         given = {"device": "cpu", "batch": batch}
         config = commands.configure(Corpus.open(corpus), preset, "mosaic", "gaussian", 1, 0, 64, {}, given)
         assert (config.training.batch, config.training.accumulation) == (batch, parts)
+
+
+def test_a_preset_for_a_gpu_on_a_cpu_says_that_it_takes_long(capsys):
+    for preset, device in (("cpu-quick", "cpu"), ("gpu-short", "cuda"), ("gpu-short", "cpu")):
+        assert not capsys.readouterr().out
+        warn_of_preset(preset, device)
+    assert "preset gpu-short is made for a GPU" in capsys.readouterr().out
 
 
 def test_a_graph_is_recorded_where_there_is_one_micro_batch(corpus, monkeypatch):
@@ -268,9 +280,14 @@ def test_a_sweep_trains_each_kernel_once_and_leaves_a_report(corpus, tmp_path, m
 
 def test_resume_goes_on_with_the_same_text(run, capsys):
     before = (run / "metrics.jsonl").read_bytes()
+    (run / "evaluation.jsonl").unlink(missing_ok=True)
     cli.main(["resume", str(run)])
     assert (run / "metrics.jsonl").read_bytes() == before
-    assert "validation" in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"{run} is complete at step 6: there is nothing left to train"
+    assert said[-1].split()[0] == "validation"
+    cli.main(["resume", str(run)])  # now it has been tested too
+    assert capsys.readouterr().out.splitlines() == said[:1]
 
 
 def test_mistakes_are_told_in_a_sentence(run, corpus, tmp_path, capsys):
@@ -282,10 +299,13 @@ def test_mistakes_are_told_in_a_sentence(run, corpus, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     empty = tmp_path / "empty.txt"
     empty.touch()
+    said = refuse(capsys, "train", "lm", "--data", empty)
+    assert said.endswith(f"is a file, not a prepared corpus; prepare it: compactattn data text {empty} --out data/empty")
     assert "there is no document in" in refuse(capsys, "evaluate", run, "--data", empty, "--device", "cpu")
-    assert "neither a prepared corpus nor a text file" in refuse(
-        capsys, "evaluate", run, "--data", "nowhere", "--device", "cpu"
-    )
+    for where in ("nowhere", "nowhere.txt"):
+        said = refuse(capsys, "evaluate", run, "--data", where, "--device", "cpu")
+        assert "neither a prepared corpus nor a text file" in said
+        assert said.endswith("compactattn data text nowhere.txt --tokenizer bytes --out data/nowhere")
     assert "samples = 0" in refuse(capsys, "evaluate", run, "--samples", "0", "--device", "cpu")
     said = refuse(capsys, "evaluate", run, "--lengths", "64")
     assert said == f"--lengths is for length generalisation, and {run} is a run of language modelling"

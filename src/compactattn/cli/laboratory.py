@@ -19,6 +19,7 @@ from compactattn.cli.work import Asked, fit_to_machine, train_run, write_page
 from compactattn.evaluation.exact_match import MODES, Mode
 from compactattn.experiments import in_context, language_modelling, length_generalisation
 from compactattn.experiments.registry import experiment_of
+from compactattn.experiments.runs import is_trained, read_evaluation
 from compactattn.models.config import ARCHITECTURES
 from compactattn.models.generation import Sampling
 from compactattn.models.language_model import build, count_parameters
@@ -43,7 +44,12 @@ def resume(run: Positional[Path], evaluate: bool = True, tensorboard: bool = Fal
     """
     config = checkpoint.load_config(run)
     config = fit_to_machine(config, config.training.device)
-    train_run(config, run, resume=True, tensorboard=tensorboard)
+    if is_trained(run, config):
+        if leads():
+            print(f"{run} is complete at step {checkpoint.step_of(run)}: there is nothing left to train", flush=True)
+        evaluate = evaluate and not read_evaluation(run)
+    else:
+        train_run(config, run, resume=True, tensorboard=tensorboard)
     if evaluate and leads():
         _commands_of(run).evaluate_and_show(run, config.training.device)
 

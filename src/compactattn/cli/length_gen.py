@@ -23,6 +23,7 @@ from compactattn.cli.work import (
     read_numbers,
     split_kernels,
     train_and_show,
+    warn_of_preset,
 )
 from compactattn.data.sequences import TASKS
 from compactattn.evaluation.exact_match import MODES, Match, Mode
@@ -106,6 +107,7 @@ def train_length_gen(
                   "compile": compile, "graph": graph, "device": device},
     )  # fmt: skip
     folder = out or Path("runs") / length_gen.NAME / name_run(config)
+    warn_of_preset(preset, device)
     train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
 
 
@@ -142,6 +144,7 @@ def sweep_length_gen(
     require_counts(seeds=(seeds, 1), samples=(samples, 1), jobs=(jobs, 0))
     variants = split_kernels(kernels)
     configs = [configure_variant(task, variant, preset, seed, steps, device) for seed in range(seeds) for variant in variants]
+    warn_of_preset(preset, device)
     prepare_folder(out)
     todo = [Job(config, out / name_run(config), samples, device) for config in configs]
     finish_sweep(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)), out, print_sweep)

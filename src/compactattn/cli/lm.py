@@ -26,6 +26,7 @@ from compactattn.cli.work import (
     split_kernels,
     split_names,
     train_and_show,
+    warn_of_preset,
 )
 from compactattn.data import grammar
 from compactattn.data.cache import cache_folder
@@ -46,6 +47,7 @@ TITLE = "language modelling"
 OPTIONS = ("data", "by_position", "samples")  # of `evaluate`
 TEMPERATURE = SAMPLING.temperature
 DEMO_STORIES = 20_000
+WORDS = 4  # of a prompt to try
 STRETCHES, COLUMNS = 16, 40  # of a curve in the terminal
 # an untrained model writes any byte, and a terminal obeys some of them
 HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -126,9 +128,8 @@ def train_lm(
     if leads():
         with torch.device("meta"):
             print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
-    train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
-    if evaluate and leads():
-        print(f'      compactattn generate {folder} --prompt "Once upon a time"')
+    warn_of_preset(preset, device)
+    train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard, choose_prompt)
 
 
 @sweep.command(name="lm")
@@ -176,6 +177,7 @@ def sweep_lm(
         for variant in variants
     ]
     evaluate = partial(language_modelling.complete_evaluation, texts=read_texts(ood, Data.of(configs[0])))
+    warn_of_preset(preset, device)
     prepare_folder(out)
     todo = [Job(config, out / name_run(config), samples, device, evaluate) for config in configs]
     finish_sweep(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)), out, print_sweep)
@@ -257,6 +259,12 @@ def read_texts(ood: str, data: Data) -> dict[str, str]:
             raise UsageError(f"--ood {asked} {why}; each other text needs a name of its own, as in simplewiki=data/simplewiki")
         texts[name] = where
     return texts
+
+
+def choose_prompt(config: RunConfig) -> str:
+    """The first words of the first document that was held out."""
+    _, pieces = language_modelling.example(config)
+    return " ".join("".join(pieces).split()[:WORDS])
 
 
 def describe(config: RunConfig) -> str:

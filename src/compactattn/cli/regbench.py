@@ -26,6 +26,7 @@ from compactattn.cli.work import (
     read_numbers,
     split_names,
     train_and_show,
+    warn_of_preset,
 )
 from compactattn.data.regbench import Split
 from compactattn.experiments import in_context
@@ -107,6 +108,7 @@ def train_regbench(
     if leads():
         with torch.device("meta"):
             print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
+    warn_of_preset(preset, device)
     train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
 
 
@@ -158,6 +160,7 @@ def sweep_regbench(
     ]
     if search:
         configs = list(in_context.list_grid(configs[0]))
+    warn_of_preset(preset, device)
     prepare_folder(out)
     todo = [Job(config, out / (name_point(config) if search else name_run(config)), 0, device) for config in configs]
     jobs = jobs or min(len(todo), 4 if has_gpu(device) else os.cpu_count() or 1)

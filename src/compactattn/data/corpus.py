@@ -21,7 +21,7 @@ import torch
 from compactattn.data.batches import Batch
 from compactattn.data.draws import Array, Draws
 from compactattn.data.preparation import JOURNAL, META, RANKS, SPLITS, VERSION
-from compactattn.data.sources import hash_file
+from compactattn.data.sources import hash_file, name_corpus
 from compactattn.data.tokenizers import Tokenizer, load_tokenizer
 
 TOKENS_AT_ONCE = 1 << 24
@@ -43,6 +43,11 @@ class Corpus:
         folder = Path(folder)
         try:
             meta = json.loads((folder / META).read_text())
+        except NotADirectoryError:
+            raise ValueError(
+                f"{str(folder)!r} is a file, not a prepared corpus; prepare it:"
+                f" compactattn data text {folder} --out data/{name_corpus(folder)}"
+            ) from None
         except FileNotFoundError:
             if (folder / JOURNAL).is_file():
                 raise ValueError(f"the corpus in {str(folder)!r} is unfinished; run the command that began it again") from None

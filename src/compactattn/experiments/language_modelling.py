@@ -21,7 +21,7 @@ from compactattn.data.batches import Batch
 from compactattn.data.corpus import Corpus, fixed_windows, read_openings
 from compactattn.data.draws import Array
 from compactattn.data.preparation import META, RANKS, encode_block
-from compactattn.data.sources import identify, open_sources
+from compactattn.data.sources import identify, name_corpus, open_sources
 from compactattn.data.tokenizers import Tokenizer, check_ids, load_tokenizer
 from compactattn.evaluation.loss_by_position import evaluate_positions
 from compactattn.experiments.runs import find_best, open_run, read_data, read_evaluation, write_evaluation
@@ -300,7 +300,7 @@ def open_text(data: Data, where: str = "", name: str = "") -> Text:
     tokens, checksum = _read_file(data, path) if corpus is None else _read_corpus(data, path, corpus)
     if not len(tokens):
         raise ValueError(f"there is no document in {str(path)!r}; give a text with words in it")
-    own = Path(path.resolve().name.removesuffix(".gz")).stem if path.is_file() else path.resolve().name
+    own = name_corpus(path.resolve()) if path.is_file() else path.resolve().name
     return Text(name or (f"other {OWN}" if own == OWN else own), tokens, checksum)
 
 
@@ -327,9 +327,10 @@ def _find(data: Data, where: str) -> Path:
     for place in places:
         if place.exists():
             return place
+    file = where if Path(where).suffix else f"{where}.txt"
     raise ValueError(
         f"{where!r} is neither a prepared corpus nor a text file, here, in data/ or beside the corpus of the run; prepare it,"
-        f" as in: compactattn data text {where}.txt --tokenizer {data.tokenizer} --out data/{where}"
+        f" as in: compactattn data text {file} --tokenizer {data.tokenizer} --out data/{name_corpus(Path(file))}"
     )
 
 

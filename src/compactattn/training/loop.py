@@ -159,7 +159,13 @@ def _share_optimiser(optimiser: torch.optim.Optimizer, group: Group) -> None:
 
 def _create(config: RunConfig, folder: Path) -> None:
     if (folder / "config.json").exists() or checkpoints.exists(folder):
-        raise RunError(f"{folder} already holds a run; resume it, or choose another folder")
+        there = (folder / "config.json").exists()
+        changed = differences(checkpoints.load_config(folder), config, ignore=FREE) if there else []
+        other = f" of another config ({'; '.join(changed)})" if changed else ""
+        raise RunError(
+            f"{folder} already holds a run{other}; go on with that one, where steps are left: compactattn resume {folder};"
+            " or choose another folder with --out"
+        )
     _writing(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
     _writing(folder, lambda: replace_durably(folder / "config.json", config.to_json().encode()))
 

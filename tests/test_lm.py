@@ -111,6 +111,7 @@ def test_what_was_asked_for_takes_the_place_of_the_presets_own(corpus):
     assert (other.training.steps, other.training.warmup, other.training.rate) == (500, 50, 2e-3)
     assert (other.training.final_rate, other.data["length"]) == (5e-5, 64)
     assert configure(model="transformer", length=64).model.longest == 64
+    assert configure(kernel=" Relumax(r=2)").model.kernel == "relumax(r=2)"
     assert configure("paper", length=64).training.accumulation == 16
     assert configure("paper", length=64, batch=100, accumulation=2).training.accumulation == 2
 
@@ -310,7 +311,9 @@ def test_mistakes_are_told_in_a_sentence(run, corpus, tmp_path, capsys):
     said = refuse(capsys, "evaluate", run, "--lengths", "64")
     assert said == f"--lengths is for length generalisation, and {run} is a run of language modelling"
     assert "top_p = 0.0 must be above 0" in refuse(capsys, "generate", run, "--top-p", "0")
-    assert "cannot read the prompts in" in refuse(capsys, "generate", run, "--prompts-file", tmp_path / "none")
+    assert "none': there is no such file" in refuse(capsys, "generate", run, "--prompts-file", tmp_path / "none")
+    (tmp_path / "latin").write_bytes(b"a\n\xe9t\xe9\n")
+    assert "is not UTF-8 text: byte 0xe9 in line 2" in refuse(capsys, "generate", run, "--prompts-file", tmp_path / "latin")
     assert "there is no prompt in" in refuse(capsys, "generate", run, "--prompts-file", empty)
 
 
@@ -329,7 +332,12 @@ def test_a_prompt_longer_than_the_learned_positions_is_told_in_a_sentence(corpus
     command = ["train", "lm", "--data", str(corpus), *TINY, "--model", "transformer", "--kernel", "gaussian", "--no-evaluate"]
     cli.main([*command, "--steps", "2", "--out", str(tmp_path / "run")])
     said = refuse(capsys, "generate", tmp_path / "run", "--prompt", "a" * 30, "--device", "cpu")
-    assert said == "a prompt of 30 tokens is longer than the 24 this model learned positions for"
+    assert said == "a prompt of 30 tokens is longer than the 24 this model learned positions for; shorten it"
+    cli.main(["generate", str(tmp_path / "run"), "--prompt", "a" * 20, "--tokens", "9", "--no-stop", "--device", "cpu"])
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "5 of 9 tokens: this model learned positions for 24, prompt included"
+    cli.main(["generate", str(tmp_path / "run"), "--prompt", "a" * 20, "--tokens", "5", "--no-stop", "--device", "cpu"])
+    assert "learned positions" not in capsys.readouterr().err
 
 
 # -- results/make.py -----------------------------------------------------------------------------

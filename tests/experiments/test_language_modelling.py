@@ -482,7 +482,7 @@ def test_learned_positions_bound_a_story_and_its_prompt(corpus, tmp_path):
     assert len(list(told)) <= len(told.tokens) == LENGTH - 20 + 1
     with pytest.raises(ValueError) as error:
         teller.stream("a" * (LENGTH + 1), Wish(3))
-    assert str(error.value) == "a prompt of 25 tokens is longer than the 24 this model learned positions for"
+    assert str(error.value) == "a prompt of 25 tokens is longer than the 24 this model learned positions for; shorten it"
 
 
 def test_words_to_look_at_are_what_the_tokens_spell(corpus, run):

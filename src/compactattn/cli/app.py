@@ -45,6 +45,12 @@ def parse_kernel(text: str) -> Kernel:
         raise UsageError(str(error)) from error
 
 
+def read_kernel(text: str) -> str:
+    """The text of a kernel as it names a run: in small letters. One that names no kernel is refused."""
+    parse_kernel(text)
+    return text.strip().lower()
+
+
 def require_counts(**counts: tuple[int, int]) -> None:
     """Refuses the first number that is below its least, given as name=(number, least)."""
     for name, (number, least) in counts.items():

@@ -16,6 +16,7 @@ from tyro.conf import Positional
 from compactattn.cli import length_gen, lm, regbench
 from compactattn.cli.app import UsageError, app, console, require_counts
 from compactattn.cli.work import Asked, fit_to_machine, train_run, write_page
+from compactattn.data.sources import TextFile
 from compactattn.evaluation.exact_match import MODES, Mode
 from compactattn.experiments import in_context, language_modelling, length_generalisation
 from compactattn.experiments.registry import experiment_of
@@ -174,15 +175,14 @@ def generate(
 
 
 def read_prompts(path: Path | None) -> list[str]:
-    try:
-        lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"cannot read the prompts in {str(path)!r} ({error}); give a text file with one in each line"
-        ) from None
-    if path is not None and not any(map(str.strip, lines)):
-        raise UsageError(f"there is no prompt in {str(path)!r}; write one in each line")
-    return [line for line in lines if line.strip()]
+    """The lines of a text file that are not blank; a ValueError says why there are none."""
+    if path is None:
+        return []
+    source = TextFile(path)
+    lines = [line for block in source.blocks() for text in source.documents(block) for line in text.splitlines()]
+    if not (prompts := [line for line in lines if line.strip()]):
+        raise ValueError(f"there is no prompt in {str(path)!r}; write one in each line")
+    return prompts
 
 
 def _commands_of(run: Path) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich import box
 from rich.table import Table
 
-from compactattn.cli.app import UsageError, app, console, parse_kernel, prepare_folder, require_counts, sweep, train
+from compactattn.cli.app import UsageError, app, console, prepare_folder, read_kernel, require_counts, sweep, train
 from compactattn.cli.work import (
     Asked,
     Preset,
@@ -144,8 +144,8 @@ def sweep_length_gen(
     require_counts(seeds=(seeds, 1), samples=(samples, 1), jobs=(jobs, 0))
     variants = split_kernels(kernels)
     configs = [configure_variant(task, variant, preset, seed, steps, device) for seed in range(seeds) for variant in variants]
-    warn_of_preset(preset, device)
     prepare_folder(out)
+    warn_of_preset(preset, device)
     todo = [Job(config, out / name_run(config), samples, device) for config in configs]
     finish_sweep(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)), out, print_sweep)
 
@@ -172,7 +172,7 @@ def demo(out: Path = Path("demo"), kernels: str = "gaussian,sparsemax,biweight")
 
 def configure(task: str, kernel: str, preset: str, seed: int, model: dict[str, Any], training: dict[str, Any]) -> RunConfig:
     """The preset with what was asked for in place of its own; what is None stays."""
-    parse_kernel(kernel)
+    kernel = read_kernel(kernel)
     if model.get("positions") == "auto":
         model["positions"] = "alibi" if model.get("architecture") == "transformer" else "none"
     given = {"kernel": kernel, **model}

@@ -15,7 +15,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folder, require_counts, sweep, train
+from compactattn.cli.app import UsageError, console, prepare_folder, read_kernel, require_counts, sweep, train
 from compactattn.cli.work import (
     Asked,
     Preset,
@@ -39,6 +39,7 @@ from compactattn.experiments.language_modelling import OWN, TOGETHER, Data, Mode
 from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.storytelling import SAMPLING, Teller, Wish, save_stories
 from compactattn.experiments.sweep import Job
+from compactattn.models.generation import TextStream
 from compactattn.models.language_model import build, count_parameters
 from compactattn.training.config import RunConfig, vary
 from compactattn.training.distributed import leads
@@ -177,8 +178,8 @@ def sweep_lm(
         for variant in variants
     ]
     evaluate = partial(language_modelling.complete_evaluation, texts=read_texts(ood, Data.of(configs[0])))
-    warn_of_preset(preset, device)
     prepare_folder(out)
+    warn_of_preset(preset, device)
     todo = [Job(config, out / name_run(config), samples, device, evaluate) for config in configs]
     finish_sweep(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)), out, print_sweep)
 
@@ -212,7 +213,7 @@ def configure(
     given: Mapping[str, Any], training: Mapping[str, Any],
 ) -> RunConfig:  # fmt: skip
     """The preset with what was asked for in place of its own; what is None stays."""
-    parse_kernel(kernel)
+    kernel = read_kernel(kernel)
     asked = {name: value for name, value in training.items() if value is not None}
     size = {name: value for name, value in given.items() if value is not None}
     depth = {} if layers is None else {"layers": layers}
@@ -355,5 +356,16 @@ def answer(run: Path, asked: Asked) -> None:
         lines.append(teller.describe(prompt, text, wish, pieces.ended, row))
     count, seconds = sum(len(pieces.tokens) for pieces in told), time.monotonic() - began
     print(f"{count} tokens in {seconds:.1f} s, {count / seconds:.0f} tokens/s", file=sys.stderr)
+    note_positions(teller.trained.config, asked.tokens, told, asked.stop)
     if asked.save:
         save_stories(run, lines)
+
+
+def note_positions(config: RunConfig, wished: int, told: Sequence[TextStream], stop: bool) -> None:
+    """Says so on stderr where a text has come to the end of the learned positions, and not to its own."""
+    cut = [len(pieces.tokens) for pieces in told if len(pieces.tokens) < wished and not (stop and pieces.ended)]
+    if cut and config.model.longest:
+        print(
+            f"{max(cut)} of {wished} tokens: this model learned positions for {config.model.longest}, prompt included",
+            file=sys.stderr,
+        )

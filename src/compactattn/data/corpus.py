@@ -199,5 +199,5 @@ def _check_length(tokens: Array, length: int) -> None:
     if len(tokens) <= length:
         raise ValueError(
             f"a stream of {len(tokens)} tokens is too short for a window of {length} and the token after it; give more text,"
-            f" or windows of at most {max(len(tokens) - 1, 0)} tokens"
+            f" or train on windows of at most {max(len(tokens) - 1, 0)} tokens"
         )

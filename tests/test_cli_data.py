@@ -17,11 +17,11 @@ def no_terminal(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def fail(capsys, *arguments):
+def fail(capsys, *arguments, status=2):
     """What a command that must fail says."""
     with pytest.raises(SystemExit) as exit:
         cli.main([str(argument) for argument in arguments])
-    assert exit.value.code == 2
+    assert exit.value.code == status
     said = capsys.readouterr()
     assert "Traceback" not in said.err
     return said.err
@@ -91,10 +91,18 @@ def test_a_download_goes_to_a_folder_of_its_own(tmp_path, monkeypatch, capsys):
     assert len(Corpus.open(tmp_path / "out").train) == 2
 
 
+def test_a_single_document_is_said_to_be_cut(tmp_path, capsys):
+    for documents in (["one word after another"], [*"abcdefghijklmnopqrstuvwxyz"]):
+        file = write_text(tmp_path / "file.txt", documents)
+        out = tmp_path / str(len(documents))
+        cli.main(["data", "text", str(file), "--tokenizer", "bytes", "--held-out", "0.3", "--out", str(out)])
+        assert ("its last part is held out" in capsys.readouterr().out) == (len(documents) == 1)
+
+
 def test_mistakes_are_told_in_a_sentence(tmp_path, capsys):
-    empty, short = tmp_path / "empty.txt", write_text(tmp_path / "short.txt", ["one"])
+    empty, short = tmp_path / "empty.txt", write_text(tmp_path / "short.txt", ["one", "two"])
     empty.write_text("")
-    common = ("--tokenizer", "bytes", "--out", tmp_path / "out")
+    common = ("--tokenizer", "bytes", "--out", tmp_path / "new/out")
     assert "there is no document in empty.txt" in fail(capsys, "data", "text", empty, *common)
     assert "leave none for validation" in fail(capsys, "data", "text", short, *common)
     assert "there is no such file" in fail(capsys, "data", "text", tmp_path / "none", *common)
@@ -102,6 +110,7 @@ def test_mistakes_are_told_in_a_sentence(tmp_path, capsys):
     assert "held_out = 2.0 is no share" in fail(capsys, "data", "text", short, *common, "--held-out", "2")
     assert "workers = 0 must be at least 1" in fail(capsys, "data", "text", short, *common, "--workers", "0")
     assert "name at least one file" in fail(capsys, "data", "text")
+    assert not (tmp_path / "new").exists()
     assert "--archive DIR, or fetch it with --download" in fail(capsys, "data", "babistories")
     assert "stories = 0" in fail(capsys, "data", "demo-stories", "--stories", "0", "--out", tmp_path / "out")
 
@@ -111,4 +120,5 @@ def test_ctrl_c_says_that_the_same_command_goes_on(tmp_path, monkeypatch, capsys
         raise KeyboardInterrupt
 
     monkeypatch.setattr("compactattn.cli.data.prepare", interrupt)
-    assert "the same command goes on from there" in fail(capsys, "data", "demo-stories", "--out", tmp_path / "out")
+    said = fail(capsys, "data", "demo-stories", "--out", tmp_path / "out", status=130)
+    assert "the same command goes on from there" in said

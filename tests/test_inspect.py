@@ -87,6 +87,12 @@ def test_strings_of_a_language_are_read_letter_by_letter(runs, capsys):
     assert "token" in inspect(runs / "regbench", capsys)
 
 
+def test_a_first_word_with_nothing_to_see_has_no_bandwidth_in_either_table(runs, capsys):
+    shown = inspect(runs / "regbench", capsys, "--text", "c")
+    assert "nan" not in shown
+    assert shown.count("–") == 2 + 2  # of two layers and two heads
+
+
 def test_a_transformer_has_no_bandwidth_to_show(runs, capsys):
     shown = inspect(runs / "transformer", capsys, "--text", PROMPT)
     assert "keys here" in shown

@@ -10,6 +10,7 @@ from tests.experiments.lm_examples import make_corpus, write_stories
 from compactattn import cli
 from compactattn.cli import lm as commands
 from compactattn.cli import work
+from compactattn.cli.work import warn_of_preset
 from compactattn.data import corpus as corpora
 from compactattn.data import grammar, preparation
 from compactattn.data.corpus import Corpus
@@ -63,6 +64,10 @@ def test_with_no_data_the_built_in_stories_are_prepared_and_said_so(tmp_path, mo
     assert checkpoint.load_config(folder).training.warmup == 1
     assert [row["split"] for row in read_evaluation(folder)] == ["validation"]
     assert "bits per byte" in said
+    assert re.search(r"step 10, loss [\d.]+, last validation of at most 64 windows: loss [\d.]+, best at step 10", said)
+    held_out = Corpus.open(checkpoint.load_config(folder).data["folder"]).validation[:60].tolist()
+    (prompt,) = re.findall(r"\n      compactattn generate \S+ --prompt '(.+)'\n      compactattn inspect runs/lm/demo", said)
+    assert Bytes().decode(held_out).startswith(prompt)
     assert [line["step"] for line in read_metrics(folder) if "validation" in line] == [10]
     cli.main(["train", "lm", *TINY, "--steps", "2", "--seed", "1", "--no-evaluate"])
     assert "No --data: the built-in stories in" in capsys.readouterr().out
@@ -99,6 +104,7 @@ def test_what_was_asked_for_takes_the_place_of_the_presets_own(corpus):
     assert (other.training.steps, other.training.warmup, other.training.rate) == (500, 50, 2e-3)
     assert (other.training.final_rate, other.data["length"]) == (5e-5, 64)
     assert configure(model="transformer", length=64).model.longest == 64
+    assert configure(kernel=" Relumax(r=2)").model.kernel == "relumax(r=2)"
     assert configure("paper", length=64).training.accumulation == 16
     assert configure("paper", length=64, batch=100, accumulation=2).training.accumulation == 2
 
@@ -124,6 +130,13 @@ def test_a_micro_batch_holds_at_most_32_windows_and_no_fewer_than_it_must(batch,
         given = {"device": "cpu", "batch": batch}
         config = commands.configure(Corpus.open(corpus), preset, "mosaic", "gaussian", 1, 0, 64, {}, given)
         assert (config.training.batch, config.training.accumulation) == (batch, parts)
+
+
+def test_a_preset_for_a_gpu_on_a_cpu_says_that_it_takes_long(capsys):
+    for preset, device in (("cpu-quick", "cpu"), ("gpu-short", "cuda"), ("gpu-short", "cpu")):
+        assert not capsys.readouterr().out
+        warn_of_preset(preset, device)
+    assert "preset gpu-short is made for a GPU" in capsys.readouterr().out
 
 
 def test_a_graph_is_recorded_where_there_is_one_micro_batch(corpus, monkeypatch):
@@ -296,9 +309,14 @@ def test_a_sweep_goes_on_after_a_run_that_diverges_and_does_not_try_it_again(cor
 
 def test_resume_goes_on_with_the_same_text(run, capsys):
     before = (run / "metrics.jsonl").read_bytes()
+    (run / "evaluation.jsonl").unlink(missing_ok=True)
     cli.main(["resume", str(run)])
     assert (run / "metrics.jsonl").read_bytes() == before
-    assert "validation" in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == f"{run} is complete at step 6: there is nothing left to train"
+    assert said[-1].split()[0] == "validation"
+    cli.main(["resume", str(run)])  # now it has been tested too
+    assert capsys.readouterr().out.splitlines() == said[:1]
 
 
 def test_mistakes_are_told_in_a_sentence(run, corpus, tmp_path, capsys):
@@ -310,15 +328,20 @@ def test_mistakes_are_told_in_a_sentence(run, corpus, tmp_path, capsys):
     assert not (tmp_path / "out").exists()
     empty = tmp_path / "empty.txt"
     empty.touch()
+    said = refuse(capsys, "train", "lm", "--data", empty)
+    assert said.endswith(f"is a file, not a prepared corpus; prepare it: compactattn data text {empty} --out data/empty")
     assert "there is no document in" in refuse(capsys, "evaluate", run, "--data", empty, "--device", "cpu")
-    assert "neither a prepared corpus nor a text file" in refuse(
-        capsys, "evaluate", run, "--data", "nowhere", "--device", "cpu"
-    )
+    for where in ("nowhere", "nowhere.txt"):
+        said = refuse(capsys, "evaluate", run, "--data", where, "--device", "cpu")
+        assert "neither a prepared corpus nor a text file" in said
+        assert said.endswith("compactattn data text nowhere.txt --tokenizer bytes --out data/nowhere")
     assert "samples = 0" in refuse(capsys, "evaluate", run, "--samples", "0", "--device", "cpu")
     said = refuse(capsys, "evaluate", run, "--lengths", "64")
     assert said == f"--lengths is for length generalisation, and {run} is a run of language modelling"
     assert "top_p = 0.0 must be above 0" in refuse(capsys, "generate", run, "--top-p", "0")
-    assert "cannot read the prompts in" in refuse(capsys, "generate", run, "--prompts-file", tmp_path / "none")
+    assert "none': there is no such file" in refuse(capsys, "generate", run, "--prompts-file", tmp_path / "none")
+    (tmp_path / "latin").write_bytes(b"a\n\xe9t\xe9\n")
+    assert "is not UTF-8 text: byte 0xe9 in line 2" in refuse(capsys, "generate", run, "--prompts-file", tmp_path / "latin")
     assert "there is no prompt in" in refuse(capsys, "generate", run, "--prompts-file", empty)
 
 
@@ -337,4 +360,9 @@ def test_a_prompt_longer_than_the_learned_positions_is_told_in_a_sentence(corpus
     command = ["train", "lm", "--data", str(corpus), *TINY, "--model", "transformer", "--kernel", "gaussian", "--no-evaluate"]
     cli.main([*command, "--steps", "2", "--out", str(tmp_path / "run")])
     said = refuse(capsys, "generate", tmp_path / "run", "--prompt", "a" * 30, "--device", "cpu")
-    assert said == "a prompt of 30 tokens is longer than the 24 this model learned positions for"
+    assert said == "a prompt of 30 tokens is longer than the 24 this model learned positions for; shorten it"
+    cli.main(["generate", str(tmp_path / "run"), "--prompt", "a" * 20, "--tokens", "9", "--no-stop", "--device", "cpu"])
+    said = capsys.readouterr().err.splitlines()
+    assert said[-1] == "5 of 9 tokens: this model learned positions for 24, prompt included"
+    cli.main(["generate", str(tmp_path / "run"), "--prompt", "a" * 20, "--tokens", "5", "--no-stop", "--device", "cpu"])
+    assert "learned positions" not in capsys.readouterr().err

@@ -37,7 +37,7 @@ class Readout(NamedTuple):
     """What a compact kernel can tell about each query, (B, H, Q); no gradient flows through it."""
 
     threshold: Tensor  # θ: no key with s < θ has weight; +inf where no key is legal, −inf for the dense Gaussian
-    bandwidth: Tensor  # h = √(2 − 2θ/scale) on unit vectors (Prop. 1); for the dense Gaussian 1/√scale
+    bandwidth: Tensor  # h = √(2 − 2θ/scale) (Prop. 1), of unit q and k without bias alone; for the dense Gaussian 1/√scale
     support: Tensor  # number of keys with non-zero weight; all legal ones where a fixed kernel reached none
 
 
@@ -406,6 +406,7 @@ def _per_head(name: str, x: float | Tensor, heads: int, like: Tensor) -> Tensor:
 
 def _readout(threshold: Tensor, support: Tensor, scale: Tensor) -> Readout:
     """θ, h and the support size (paper Prop. 1: h = √(2 − 2rγτ), and rτ = θ, γ = 1/scale)."""
+    # of unit vectors θ ≤ scale but for rounding
     h = (2 - 2 * threshold / scale).clamp_min(0).sqrt()
     h = torch.where(threshold == -math.inf, scale.rsqrt(), h)
     return Readout(threshold, torch.where(threshold == math.inf, 0.0, h), support)

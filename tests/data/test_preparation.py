@@ -214,12 +214,27 @@ def test_all_or_nothing_may_be_held_out(tmp_path):
         corpus.verify()
 
 
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.999])  # at the last the hash would hold all of it out
+def test_of_a_single_document_the_last_part_is_held_out(tmp_path, small_blocks, share):
+    said = "é and so on, " * 100
+    prepare([TextFile(write_text(tmp_path / "book.txt", [said]))], Bytes(), tmp_path / "out", share)
+    corpus, whole = Corpus.open(tmp_path / "out"), [*said.encode(), Bytes().end]
+    assert [*corpus.train, *corpus.validation] == whole
+    assert len(corpus.validation) == pytest.approx(share * len(whole), abs=1)
+    splits = corpus.meta["splits"]
+    assert corpus.meta["tail"]
+    assert [splits[name]["documents"] for name in ("train", "validation")] == [1, 1]
+    assert [splits[name]["bytes"] for name in ("train", "validation")] == [len(corpus.train), len(corpus.validation) - 1]
+    corpus.verify()
+    assert prepare([TextFile(tmp_path / "book.txt")], Bytes(), tmp_path / "out", share) == corpus.meta
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "there is no document in file.txt"),
         (b"\n<|endoftext|>\n \n", "there is no document in file.txt"),
-        (b"one single document\n", "1 documents in file.txt leave none for validation at a held-out share of 0.05"),
+        (b"one\n<|endoftext|>\ntwo\n", "2 documents in file.txt leave none for validation at a held-out share of 0.05"),
         (b"good\n" * 500 + b"caf\xe9\n", "not UTF-8 text: byte 0xe9 in line 501"),
     ],
 )

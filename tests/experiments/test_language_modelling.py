@@ -1,5 +1,6 @@
 """A language model is trained on the windows its config names, and judged on texts as they were written."""
 
+import gzip
 import json
 import math
 import shutil
@@ -294,6 +295,22 @@ def test_text_that_the_run_was_trained_on_is_refused_as_a_file_and_prepared_othe
     lm.open_text(data, str(write_stories(tmp_path / "new.txt", stories=20, seed=6)))
 
 
+def test_text_that_the_run_was_trained_on_is_known_again_when_packed_or_cut_but_not_by_a_chance_likeness(tmp_path):
+    file = write_stories(tmp_path / "stories.txt", 40)
+    data = lm.Data.describe(Corpus.open(prepare_file(file, tmp_path / "corpus", 0.2)), LENGTH, 8)
+    text = file.read_text()
+    (tmp_path / "packed.txt.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "longer.txt").write_text(text + "\n")
+    (tmp_path / "shorter.txt").write_text(text[: len(text) // 3])
+    for name in ("packed.txt.gz", "longer.txt", "shorter.txt"):
+        with pytest.raises(ValueError, match="the run was trained on text that is in"):
+            lm.open_text(data, str(tmp_path / name))
+    separator = "\n<|endoftext|>\n"
+    other = write_stories(tmp_path / "other.txt", 39, seed=6)
+    other.write_text(separator.join([*text.split(separator)[:2], other.read_text()]))  # one of the two may be held out
+    assert lm.open_text(data, str(other)).name == "other"
+
+
 def test_more_stories_of_the_same_seed_are_text_that_the_run_was_trained_on(corpus, tmp_path):
     data = lm.Data.of(tiny(corpus))
     make_corpus(tmp_path / "more", stories=50)
@@ -532,7 +549,7 @@ def test_learned_positions_bound_a_story_and_its_prompt(corpus, tmp_path):
     assert len(list(told)) <= len(told.tokens) == LENGTH - 20 + 1
     with pytest.raises(ValueError) as error:
         teller.stream("a" * (LENGTH + 1), Wish(3))
-    assert str(error.value) == "a prompt of 25 tokens is longer than the 24 this model learned positions for"
+    assert str(error.value) == "a prompt of 25 tokens is longer than the 24 this model learned positions for; shorten it"
 
 
 def test_words_to_look_at_are_what_the_tokens_spell(corpus, run):

@@ -139,11 +139,14 @@ def test_a_malformed_line_of_results_is_named(tmp_path, line, message):
 
 
 def test_what_is_no_run_is_refused(tmp_path):
+    for folder in (tmp_path, tmp_path / "inner"):
+        folder.mkdir(exist_ok=True)
+        write_lines(folder / "x.jsonl", [{"text": "a document"}])
     for paths, message in (
         ([tmp_path / "gone"], f"{tmp_path / 'gone'} does not exist; name a run folder or a file of results"),
         (
             [tmp_path],
-            f"{tmp_path} is no run folder: it has no config.json, and holds neither run folders nor .jsonl files",
+            f"there is no run in {tmp_path}: it has no config.json, and holds no folders of runs or files of results",
         ),
         ([], "no runs were given; name run folders or files of results, as in results/length-gen/mqmtar.jsonl"),
     ):

@@ -247,8 +247,10 @@ def test_a_changed_config_is_refused_by_field_but_for_the_device(tmp_path):
 def test_a_new_run_never_overwrites_another(tmp_path):
     run(tmp_path)
     before = result(tmp_path)
-    with pytest.raises(RunError, match="already holds a run; resume it, or choose another folder"):
+    with pytest.raises(RunError, match="already holds a run; go on with that one, where steps are left: compactattn resume "):
         run(tmp_path)
+    with pytest.raises(RunError, match=r"of another config \(training.steps: 12 → 20\); .* another folder with --out"):
+        run(tmp_path, steps=20)
     assert result(tmp_path) == before
     with pytest.raises(RunError, match="holds no run"):
         run(tmp_path / "nowhere", resume=True)

@@ -16,6 +16,10 @@ from compactattn.training.loop import train
 
 
 def test_lines_where_there_is_no_terminal(tmp_path, capsys, monkeypatch):
+    display = progress.open_display(steps=12, start=3, show=True)
+    for step in range(4, 13):
+        display.update(step, 1.0, 1.0)
+    assert [line.split("  ")[0] for line in capsys.readouterr().err.splitlines()] == ["step 4 of 12", "step 12 of 12"]
     monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
     train(training_stand_in.config(), training_stand_in.Tiny(), training_stand_in.Numbers(), tmp_path)
     shown = capsys.readouterr()

@@ -200,6 +200,26 @@ def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, number):
     assert result(tmp_path / "stopped") == result(tmp_path / "peace")
 
 
+@pytest.mark.parametrize("validating", [False, True])
+def test_a_signal_stops_the_run_after_the_step_that_it_falls_in(tmp_path, validating):
+    signals = iter([signal.SIGTERM])
+
+    def disturb(_=None):
+        for number in signals:
+            os.kill(os.getpid(), number)
+        return {}
+
+    class Disturbed(Tiny):
+        def loss(self, *batch):
+            if not validating:
+                disturb()
+            return super().loss(*batch)
+
+    with pytest.raises(Interrupted, match="stopped after step 1 of 12") as caught:
+        run(tmp_path, Disturbed(), validate=disturb, validate_every=1)
+    assert caught.value.number == signal.SIGTERM
+
+
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
     class Twice(Tiny):
         def loss(self, *batch):

@@ -35,13 +35,17 @@ from collections.abc import Sequence
 
 import compactattn
 from compactattn.cli import bench, data, family, inspection, laboratory  # noqa: F401  registers the commands
-from compactattn.cli.app import UsageError, app
+from compactattn.cli.app import Stopped, UsageError, app
 from compactattn.training.config import RunError
 from compactattn.training.distributed import leads
+from compactattn.training.interrupt import Interrupted
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs one command. A mistake in its arguments or in a run is told on stderr, with exit status 2."""
+    """Runs one command. A mistake in its arguments or in a run is told on stderr, with exit status 2.
+
+    A signal gives 128 and its number, as a shell would: 130 after Ctrl-C.
+    """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # where the output cannot write τ, a question mark will do
@@ -50,10 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     try:
         app.cli(prog="compactattn", description=__doc__, args=arguments or ["--help"])
-    except (UsageError, RunError) as error:
+    except (UsageError, Stopped, RunError) as error:
         if leads():  # one process of several speaks for all
             print(f"compactattn: {error}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(128 + error.number if isinstance(error, Stopped | Interrupted) else 2)
     except KeyboardInterrupt:
         print("compactattn: stopped", file=sys.stderr)
         sys.exit(130)

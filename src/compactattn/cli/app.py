@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +24,14 @@ class UsageError(Exception):
     """What the user can put right: told in one sentence, with no traceback."""
 
 
+class Stopped(Exception):
+    """A signal has ended the command in good order: told in one sentence."""
+
+    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.number = number  # of the signal
+
+
 def console() -> Console:
     """A console that does not wrap what goes to a file: one row stays one line."""
     free = not sys.stdout.isatty() and "COLUMNS" not in os.environ
@@ -34,6 +43,12 @@ def parse_kernel(text: str) -> Kernel:
         return parse(text)
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def read_kernel(text: str) -> str:
+    """The text of a kernel as it names a run: in small letters. One that names no kernel is refused."""
+    parse_kernel(text)
+    return text.strip().lower()
 
 
 def require_counts(**counts: tuple[int, int]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
-from compactattn.cli.app import UsageError, app, console, prepare_folder
+from compactattn.cli.app import Stopped, UsageError, app, console, prepare_folder
 from compactattn.cli.work import progress
 from compactattn.data import babistories
 from compactattn.data.preparation import META, prepare
@@ -79,7 +79,8 @@ def text(
         tokenizer: gpt2 (50,257 tokens) or bytes (257).
         ranks: The file r50k_base.tiktoken, in place of tiktoken's own download.
         separator: The line between two documents of plain text; "" stands for blank lines.
-        held_out: Share of the documents for validation, chosen by a hash of their number; 1 keeps all of them from training.
+        held_out: Share of the documents for validation, chosen by a hash of their number, or of a single document its last
+            part; 1 keeps all of them from training.
         workers: Threads; one for each core if not given.
         out: Folder of the corpus.
     """
@@ -139,7 +140,7 @@ def _told() -> Iterator[None]:
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:
-        raise UsageError("stopped; what was done is kept, and the same command goes on from there") from None
+        raise Stopped("stopped; what was done is kept, and the same command goes on from there") from None
 
 
 def _prepare(
@@ -150,6 +151,7 @@ def _prepare(
     if workers is not None and workers < 1:
         raise UsageError(f"workers = {workers} must be at least 1")
     tokenizer = load_tokenizer(name, ranks)
+    new = [path for path in (out, *out.parents) if not path.exists()]
     prepare_folder(out)
     there, began = (out / META).is_file(), time.monotonic()
     with progress() as bar:
@@ -158,9 +160,17 @@ def _prepare(
         def tell(done: int, total: int) -> None:
             bar.update(task, completed=-(-done // units[1]), total=-(-total // units[1]))
 
-        meta = prepare(sources, tokenizer, out, held_out, workers, tell)
+        try:
+            meta = prepare(sources, tokenizer, out, held_out, workers, tell)
+        except (ValueError, OSError):
+            for path in new:  # what is not empty stays
+                with suppress(OSError):
+                    path.rmdir()
+            raise
     print("Nothing to do: the corpus is there already." if there else f"Done in {time.monotonic() - began:.1f} s.")
     _show(meta)
+    if meta.get("tail"):
+        print("\nThis is a single document: its last part is held out for validation.")
     print(f"\nCorpus: {out}")
     return meta
 

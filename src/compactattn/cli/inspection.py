@@ -96,7 +96,7 @@ def _tabulate_layers(summary: Summary, unit: bool) -> Table:
     for name in ("zero weights, %", "keys a query", *(["h, median"] if unit else [])):
         table.add_column(name, justify="right")
     for layer in summary.layers:
-        numbers = [f"{100 * layer.zeros:.1f}", f"{layer.support:.1f}", *([f"{layer.bandwidth:.2f}"] if unit else [])]
+        numbers = [f"{100 * layer.zeros:.1f}", f"{layer.support:.1f}", *([_write_bandwidth(layer.bandwidth)] if unit else [])]
         table.add_row(str(layer.layer + 1), *numbers)
     return table
 
@@ -107,10 +107,13 @@ def _tabulate_heads(heads: Iterable[HeadSummary], position: int, unit: bool, mos
         table.add_column(name, justify="right")
     table.add_column("tokens used")
     for head in heads:
-        h = float(head.bandwidth[position])
-        reach = [f"{h:.2f}" if h == h else NO_BANDWIDTH] if unit else []
+        reach = [_write_bandwidth(float(head.bandwidth[position]))] if unit else []
         table.add_row(str(head.head + 1), f"{100 * head.zeros:.1f}", str(len(head.used)), *reach, shade_words(head.used, most))
     return table
+
+
+def _write_bandwidth(h: float) -> str:
+    return f"{h:.2f}" if h == h else NO_BANDWIDTH
 
 
 def shade_words(used: tuple[Used, ...], most: int) -> Text:

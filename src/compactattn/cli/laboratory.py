@@ -16,9 +16,11 @@ from tyro.conf import Positional
 from compactattn.cli import length_gen, lm, regbench
 from compactattn.cli.app import UsageError, app, console, require_counts
 from compactattn.cli.work import Asked, fit_to_machine, train_run, write_page
+from compactattn.data.sources import TextFile
 from compactattn.evaluation.exact_match import MODES, Mode
 from compactattn.experiments import in_context, language_modelling, length_generalisation
 from compactattn.experiments.registry import experiment_of
+from compactattn.experiments.runs import is_trained, read_evaluation
 from compactattn.experiments.storytelling import Wish
 from compactattn.models.config import ARCHITECTURES
 from compactattn.models.generation import Sampling
@@ -44,7 +46,12 @@ def resume(run: Positional[Path], evaluate: bool = True, tensorboard: bool = Fal
     """
     config = checkpoint.load_config(run)
     config = fit_to_machine(config, config.training.device)
-    train_run(config, run, resume=True, tensorboard=tensorboard)
+    if is_trained(run, config):
+        if leads():
+            print(f"{run} is complete at step {checkpoint.step_of(run)}: there is nothing left to train", flush=True)
+        evaluate = evaluate and not read_evaluation(run)
+    else:
+        train_run(config, run, resume=True, tensorboard=tensorboard)
     if evaluate and leads():
         _commands_of(run).evaluate_and_show(run, config.training.device)
 
@@ -76,7 +83,8 @@ def evaluate(
             samples for both, split is for RegBench.
         data: A prepared corpus, all of whose documents are read; its name, if it lies in data/ or beside the run's own; or a
             text file (.txt, .jsonl, .gz of both), read with the run's tokenizer. By default, and for the run's own corpus,
-            the validation split. Other text that the run was trained on is refused.
+            the validation split. Other text that the run was trained on is refused: the same file, or documents that begin
+            as those of training do.
         by_position: Also show the loss against the position in the window.
         lengths: Source lengths separated by commas; by default those of the paper's table.
         mode: teacher-forced, as published (each token is judged given the true ones before it), or free-running (the model
@@ -169,15 +177,14 @@ def generate(
 
 
 def read_prompts(path: Path | None) -> list[str]:
-    try:
-        lines = [] if path is None else path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(
-            f"cannot read the prompts in {str(path)!r} ({error}); give a text file with one in each line"
-        ) from None
-    if path is not None and not any(map(str.strip, lines)):
-        raise UsageError(f"there is no prompt in {str(path)!r}; write one in each line")
-    return [line for line in lines if line.strip()]
+    """The lines of a text file that are not blank; a ValueError says why there are none."""
+    if path is None:
+        return []
+    source = TextFile(path)
+    lines = [line for block in source.blocks() for text in source.documents(block) for line in text.splitlines()]
+    if not (prompts := [line for line in lines if line.strip()]):
+        raise ValueError(f"there is no prompt in {str(path)!r}; write one in each line")
+    return prompts
 
 
 def _commands_of(run: Path) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from rich import box
 from rich.table import Table
 
-from compactattn.cli.app import UsageError, app, console, parse_kernel, prepare_folder, require_counts, sweep, train
+from compactattn.cli.app import UsageError, app, console, prepare_folder, read_kernel, require_counts, sweep, train
 from compactattn.cli.work import (
     Asked,
     Preset,
@@ -23,6 +23,7 @@ from compactattn.cli.work import (
     read_numbers,
     split_kernels,
     train_and_show,
+    warn_of_preset,
 )
 from compactattn.data.sequences import TASKS
 from compactattn.evaluation.exact_match import MODES, Match, Mode
@@ -106,6 +107,7 @@ def train_length_gen(
                   "compile": compile, "graph": graph, "device": device},
     )  # fmt: skip
     folder = out or Path("runs") / length_gen.NAME / name_run(config)
+    warn_of_preset(preset, device)
     train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
 
 
@@ -143,6 +145,7 @@ def sweep_length_gen(
     variants = split_kernels(kernels)
     configs = [configure_variant(task, variant, preset, seed, steps, device) for seed in range(seeds) for variant in variants]
     prepare_folder(out)
+    warn_of_preset(preset, device)
     todo = [Job(config, out / name_run(config), samples, device) for config in configs]
     finish_sweep(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)), out, print_sweep)
 
@@ -169,7 +172,7 @@ def demo(out: Path = Path("demo"), kernels: str = "gaussian,sparsemax,biweight")
 
 def configure(task: str, kernel: str, preset: str, seed: int, model: dict[str, Any], training: dict[str, Any]) -> RunConfig:
     """The preset with what was asked for in place of its own; what is None stays."""
-    parse_kernel(kernel)
+    kernel = read_kernel(kernel)
     if model.get("positions") == "auto":
         model["positions"] = "alibi" if model.get("architecture") == "transformer" else "none"
     given = {"kernel": kernel, **model}

@@ -15,7 +15,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folder, require_counts, sweep, train
+from compactattn.cli.app import UsageError, console, prepare_folder, read_kernel, require_counts, sweep, train
 from compactattn.cli.work import (
     Asked,
     Preset,
@@ -25,6 +25,7 @@ from compactattn.cli.work import (
     progress,
     split_kernels,
     train_and_show,
+    warn_of_preset,
 )
 from compactattn.data import grammar
 from compactattn.data.cache import cache_folder
@@ -37,6 +38,7 @@ from compactattn.experiments.language_modelling import OWN, Data, Model
 from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.storytelling import SAMPLING, Teller, save_stories
 from compactattn.experiments.sweep import Job
+from compactattn.models.generation import TextStream
 from compactattn.models.language_model import build, count_parameters
 from compactattn.training.config import RunConfig
 from compactattn.training.distributed import leads
@@ -45,6 +47,7 @@ TITLE = "language modelling"
 OPTIONS = ("data", "by_position", "samples")  # of `evaluate`
 TEMPERATURE = SAMPLING.temperature
 DEMO_STORIES = 20_000
+WORDS = 4  # of a prompt to try
 STRETCHES, COLUMNS = 16, 40  # of a curve in the terminal
 # an untrained model writes any byte, and a terminal obeys some of them
 HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -125,9 +128,8 @@ def train_lm(
     if leads():
         with torch.device("meta"):
             print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
-    train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
-    if evaluate and leads():
-        print(f'      compactattn generate {folder} --prompt "Once upon a time"')
+    warn_of_preset(preset, device)
+    train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard, choose_prompt)
 
 
 @sweep.command(name="lm")
@@ -180,6 +182,7 @@ def sweep_lm(
         raise UsageError(f"--ood {error}") from error
     evaluate = partial(language_modelling.complete_evaluation, texts=texts)
     prepare_folder(out)
+    warn_of_preset(preset, device)
     todo = [Job(config, out / name_run(config), samples, device, evaluate) for config in configs]
     finish_sweep(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)), out, print_sweep)
 
@@ -213,7 +216,7 @@ def configure(
     given: Mapping[str, Any], training: Mapping[str, Any],
 ) -> RunConfig:  # fmt: skip
     """The preset with what was asked for in place of its own; what is None stays."""
-    parse_kernel(kernel)
+    kernel = read_kernel(kernel)
     asked = {name: value for name, value in training.items() if value is not None}
     size = {name: value for name, value in given.items() if value is not None}
     depth = {} if layers is None else {"layers": layers}
@@ -229,6 +232,12 @@ def configure(
 def read_variant(name: str) -> tuple[str, str]:
     """Model and kernel of a name such as "sparsemax" or "transformer"."""
     return ("transformer", "gaussian") if name == "transformer" else ("mosaic", name)
+
+
+def choose_prompt(config: RunConfig) -> str:
+    """The first words of the first document that was held out."""
+    _, pieces = language_modelling.example(config)
+    return " ".join("".join(pieces).split()[:WORDS])
 
 
 def describe(config: RunConfig) -> str:
@@ -320,5 +329,16 @@ def answer(run: Path, asked: Asked) -> None:
         lines.append(teller.describe(prompt, text, wish, pieces.ended, row))
     count, seconds = sum(len(pieces.tokens) for pieces in told), time.monotonic() - began
     print(f"{count} tokens in {seconds:.1f} s, {count / seconds:.0f} tokens/s", file=sys.stderr)
+    note_positions(teller.trained.config, wish.tokens, told, wish.stop)
     if asked.save:
         save_stories(run, lines)
+
+
+def note_positions(config: RunConfig, wished: int, told: Sequence[TextStream], stop: bool) -> None:
+    """Says so on stderr where a text has come to the end of the learned positions, and not to its own."""
+    cut = [len(pieces.tokens) for pieces in told if len(pieces.tokens) < wished and not (stop and pieces.ended)]
+    if cut and config.model.longest:
+        print(
+            f"{max(cut)} of {wished} tokens: this model learned positions for {config.model.longest}, prompt included",
+            file=sys.stderr,
+        )

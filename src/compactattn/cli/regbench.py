@@ -14,7 +14,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folder, require_counts, sweep, train
+from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folder, read_kernel, require_counts, sweep, train
 from compactattn.cli.work import (
     Asked,
     Preset,
@@ -26,6 +26,7 @@ from compactattn.cli.work import (
     progress,
     read_numbers,
     train_and_show,
+    warn_of_preset,
 )
 from compactattn.data.regbench import Split
 from compactattn.experiments import in_context
@@ -108,6 +109,7 @@ def train_regbench(
     if leads():
         with torch.device("meta"):
             print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
+    warn_of_preset(preset, device)
     train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
 
 
@@ -160,6 +162,7 @@ def sweep_regbench(
     if search:
         configs = list(in_context.list_grid(configs[0]))
     prepare_folder(out)
+    warn_of_preset(preset, device)
     todo = [Job(config, out / (name_point(config) if search else name_run(config)), 0, device) for config in configs]
     jobs = jobs or min(len(todo), 4 if has_gpu(device) else os.cpu_count() or 1)
     if search:
@@ -179,7 +182,7 @@ def configure(
     given: Mapping[str, Any], training: Mapping[str, Any],
 ) -> RunConfig:  # fmt: skip
     """The preset with the recipe and then with what was asked for in place of its own; what is None stays."""
-    parse_kernel(kernel)
+    kernel = read_kernel(kernel)
     if kernel != "gaussian" and model not in in_context.WITH_KERNEL:
         raise UsageError(
             f"a {model} has no kernel, but {kernel!r} is given; only {' and '.join(in_context.WITH_KERNEL)} have one"
@@ -214,7 +217,8 @@ def read_variant(name: str) -> tuple[str, str]:
 def describe(config: RunConfig) -> str:
     model = config.model
     kernel = f":{model.kernel}" if model.architecture in in_context.WITH_KERNEL else ""
-    return f"{model.architecture}{kernel}, {model.layers} layers, width {model.width}, {config.data['examples']:,} examples"
+    layers = f"{model.layers} {'layer' if model.layers == 1 else 'layers'}"
+    return f"{model.architecture}{kernel}, {layers}, width {model.width}, {config.data['examples']:,} examples"
 
 
 def name_run(config: RunConfig) -> str:
@@ -287,7 +291,9 @@ def answer(run: Path, asked: Asked) -> None:
         raise UsageError(str(error)) from error
     longest = trained.config.model.longest
     if longest and len(start.tokens) > longest:
-        raise UsageError(f"the prompt has {len(start.tokens)} tokens, but this model learned positions for {longest} only")
+        raise UsageError(
+            f"the prompt has {len(start.tokens)} tokens, but this model learned positions for {longest} only; shorten it"
+        )
     tokens = min(wish.tokens, longest - len(start.tokens) + 1) if longest else wish.tokens  # the last one is never read
     print(f"prompt  {start.languages.render(start.tokens)}")
     print("model   ", end="", flush=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +16,7 @@ from typing import Any, Literal
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from compactattn.cli.app import UsageError, parse_kernel, prepare_folder
+from compactattn.cli.app import Stopped, UsageError, parse_kernel, prepare_folder
 from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.runs import open_run, read_failure
 from compactattn.experiments.storytelling import Wish
@@ -59,6 +61,12 @@ def fit_to_machine(config: RunConfig, device: str) -> RunConfig:
     return vary(config, training={"compile": "none", "graph": False})
 
 
+def warn_of_preset(preset: Preset, device: str) -> None:
+    """Says so where a preset for GPUs is to run on a CPU."""
+    if preset != "cpu-quick" and not has_gpu(device) and leads():
+        print(f"Note: preset {preset} is made for a GPU, and a step on a CPU may take minutes; cpu-quick is quick.", flush=True)
+
+
 def has_gpu(device: str) -> bool:
     return device.startswith("cuda") or (device == "auto" and torch.cuda.is_available())
 
@@ -90,19 +98,38 @@ def train_run(config: RunConfig, folder: Path, *, resume: bool, tensorboard: boo
     except ValueError as error:
         raise UsageError(str(error)) from error
     if leads():
-        named = ((name.replace("_", " "), value) for name, value in summary.validation.items())
-        validation = "".join(f", validation {name} {value:.3f}" for name, value in named)
         best = f", best at step {summary.best_step}" if summary.best_step else ""
+        validation = _describe_validation(summary.validation, config.data.get("validation_windows"))
         took = f"{summary.seconds:.0f} s{' with validation' if summary.validation else ''}"
         print(f"{folder}: step {summary.step}, loss {summary.loss:.4f}{validation}{best}, {took}", flush=True)
 
 
-def train_and_show(config: RunConfig, folder: Path, show: Callable[[Path, str], None] | None, tensorboard: bool) -> None:
-    """Trains a new run and, unless told otherwise, tests it and shows how well it did."""
+def _describe_validation(found: Mapping[str, float], windows: int | None) -> str:
+    """The last validation: a loss as it is, shares in per cent, as the tables have them."""
+    named = {"tvd": "TVD"}
+    values = [
+        f"{named.get(name, name.replace('_', ' '))} {f'{value:.4f}' if name == 'loss' else f'{100 * value:.1f} %'}"
+        for name, value in found.items()
+    ]
+    of = f" of at most {windows} windows" if windows else ""
+    return f", last validation{of}: {', '.join(values)}" if values else ""
+
+
+def train_and_show(
+    config: RunConfig,
+    folder: Path,
+    show: Callable[[Path, str], None] | None,
+    tensorboard: bool,
+    prompt: Callable[[RunConfig], str] | None = None,
+) -> None:
+    """Trains a new run and, unless told otherwise, tests it, shows how well it did and what can be done with it."""
     train_run(config, folder, resume=False, tensorboard=tensorboard)
     if show is not None and leads():
         show(folder, config.training.device)
         print(f"\nNext: compactattn report {folder} --out report")
+        print(f"      compactattn generate {folder}" + (f" --prompt {shlex.quote(prompt(config))}" if prompt else ""))
+        if config.model.architecture in ("mosaic", "transformer"):
+            print(f"      compactattn inspect {folder}")
 
 
 def finish_sweep(todo: Sequence[Job], jobs: int, out: Path, show: Callable[[Sequence[Job]], None]) -> None:
@@ -162,11 +189,12 @@ def _run(work: Callable[[], None]) -> None:
     try:
         work()
     except Interrupted as error:
-        raise UsageError(f"{str(error).partition(';')[0]}; the same command goes on from there") from None
+        raise Stopped(f"{str(error).partition(';')[0]}; the same command goes on from there", error.number) from None
     except ValueError as error:
         raise UsageError(str(error)) from error
-    except KeyboardInterrupt:
-        raise UsageError("stopped; what was trained is saved, and the same command goes on from there") from None
+    except KeyboardInterrupt as error:
+        number = error.args[0] if error.args else signal.SIGINT
+        raise Stopped("stopped; what was trained is saved, and the same command goes on from there", number) from None
 
 
 def write_page(runs: Sequence[Path], out: Path, device: str) -> Path:

@@ -10,6 +10,7 @@ Shapes: B batch, T time.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,11 @@ import torch
 from compactattn.data.batches import Batch
 from compactattn.data.draws import Array, Draws
 from compactattn.data.preparation import JOURNAL, META, RANKS, SPLITS, VERSION
-from compactattn.data.sources import hash_file
+from compactattn.data.sources import hash_file, name_corpus
 from compactattn.data.tokenizers import Tokenizer, load_tokenizer
 
 TOKENS_AT_ONCE = 1 << 24
+OPENING = 256  # tokens that tell a document from others
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +43,11 @@ class Corpus:
         folder = Path(folder)
         try:
             meta = json.loads((folder / META).read_text())
+        except NotADirectoryError:
+            raise ValueError(
+                f"{str(folder)!r} is a file, not a prepared corpus; prepare it:"
+                f" compactattn data text {folder} --out data/{name_corpus(folder)}"
+            ) from None
         except FileNotFoundError:
             if (folder / JOURNAL).is_file():
                 raise ValueError(f"the corpus in {str(folder)!r} is unfinished; run the command that began it again") from None
@@ -123,6 +130,15 @@ def _damaged(path: Path, why: str) -> ValueError:
     return ValueError(f"{str(path)!r} is not as it was prepared: {why}; delete the folder and prepare the corpus again")
 
 
+def read_openings(tokens: Array, end: int) -> Iterator[bytes]:
+    """The first tokens of each document of a stream, the last one's too if it has no end."""
+    tokens, first = np.asarray(tokens), 0  # slices of a memory map take several times as long
+    for last in (*np.flatnonzero(tokens == end).tolist(), len(tokens)):
+        if last > first:
+            yield tokens[first : min(last, first + OPENING)].tobytes()
+        first = last + 1
+
+
 # -- windows -------------------------------------------------------------------------------------
 
 
@@ -183,5 +199,5 @@ def _check_length(tokens: Array, length: int) -> None:
     if len(tokens) <= length:
         raise ValueError(
             f"a stream of {len(tokens)} tokens is too short for a window of {length} and the token after it; give more text,"
-            f" or windows of at most {max(len(tokens) - 1, 0)} tokens"
+            f" or train on windows of at most {max(len(tokens) - 1, 0)} tokens"
         )

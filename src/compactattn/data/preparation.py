@@ -76,8 +76,9 @@ def prepare(
     """Writes train.bin, validation.bin (both uint16) and meta.json to the folder, and returns what meta.json holds.
 
     Documents are numbered through all sources, and the share `held_out` of them, by a hash of the number, is validation; 0
-    and 1 are allowed. Sources that name their split keep it. Each document is followed by the end-of-text token. If the
-    folder holds the beginning of the same work, it goes on from there; if it holds another corpus, a ValueError says so.
+    and 1 are allowed. Of a single document it is the last part, and meta.json says so ("tail"). Sources that name their split
+    keep it. Each document is followed by the end-of-text token. If the folder holds the beginning of the same work, it goes on
+    from there; if it holds another corpus, a ValueError says so.
     """
     folder = Path(out)
     if not 0 <= held_out <= 1:
@@ -101,6 +102,8 @@ def prepare(
         mark = _begin(folder, settings)
         try:
             mark = _write_tokens(folder, sources, tokenizer, held_out, mark, workers or os.cpu_count() or 1, progress)
+            if settings["held_out"] not in (None, 0, 1) and mark.begun == 1:
+                mark, settings = _hold_out_tail(folder, tokenizer, held_out, mark), settings | {"tail": True}
             _check_splits(mark, settings)
         except ValueError:  # of this text no corpus can be made: leave the folder free for another
             for path in (*_paths(folder), folder / JOURNAL):
@@ -194,6 +197,20 @@ def _append(
         file.write(tokens.tobytes())
         tallies.append(tally.add(int((new & chosen).sum()), len(tokens), int(encoded.sizes[chosen].sum())))
     return Mark(number, block.stop, block.ends, first + len(numbers), *tallies)
+
+
+def _hold_out_tail(folder: Path, tokenizer: Tokenizer, share: float, mark: Mark) -> Mark:
+    """Leaves the first tokens of the only document in training and the share of the last ones in validation."""
+    train, validation = _paths(folder)
+    if not mark.train.documents:  # it was held out as a whole
+        os.replace(validation, train)
+    whole = mark.train if mark.train.documents else mark.validation
+    first = min(max(1, round((1 - share) * whole.tokens)), whole.tokens - 1)
+    tail = np.fromfile(train, "<u2", offset=2 * first)
+    tail.tofile(validation)
+    os.truncate(train, 2 * first)
+    size = len(tokenizer.to_bytes([token for token in tail.tolist() if token != tokenizer.end]))
+    return replace(mark, train=Tally(1, first, whole.bytes - size), validation=Tally(1, len(tail), size))
 
 
 # -- the folder ----------------------------------------------------------------------------------

@@ -244,6 +244,11 @@ def open_sources(paths: list[Path], separator: str = "<|endoftext|>") -> list[So
     ]
 
 
+def name_corpus(path: Path) -> str:
+    """What the corpus of a file is called: its name without the endings."""
+    return Path(path.name.removesuffix(".gz")).stem
+
+
 def identify(described: Mapping[str, Any]) -> tuple[Any, ...]:
     """What tells the text of a described source from that of others: a file's checksum, or a generator and its seed."""
     return tuple(described.get(key) for key in ("sha256", "generator", "grammar", "seed"))

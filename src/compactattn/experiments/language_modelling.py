@@ -19,10 +19,10 @@ import numpy as np
 from torch import nn
 
 from compactattn.data.batches import Batch
-from compactattn.data.corpus import Corpus, fixed_windows
+from compactattn.data.corpus import Corpus, fixed_windows, read_openings
 from compactattn.data.draws import Array
 from compactattn.data.preparation import META, RANKS, encode_block
-from compactattn.data.sources import identify, open_sources
+from compactattn.data.sources import identify, name_corpus, open_sources
 from compactattn.data.tokenizers import Tokenizer, check_ids, load_tokenizer
 from compactattn.evaluation.loss_by_position import evaluate_positions
 from compactattn.experiments.runs import find_best, open_run, read_data, read_evaluation, write_evaluation
@@ -36,6 +36,7 @@ from compactattn.training.loop import Summary, train
 
 NAME = "lm"
 OWN = "validation"  # the split of the run's own corpus that it is judged on
+SEEN = 0.1  # share of a text's documents that may begin as one of training does
 EXAMPLE = 64  # tokens of the text that is looked at unless another is given
 Model = Literal["mosaic", "transformer"]
 
@@ -93,14 +94,23 @@ class Data:
                 f" run of {self.tokenizer!r} ({self.tokenizer_hash[:8]}…); prepare the text with --tokenizer {self.tokenizer}"
             )
 
-    def require_unseen(self, path: Path, sources: Sequence[Mapping[str, Any]]) -> None:
-        """Raises a ValueError where the run was trained on one of these sources, as far as the record of its corpus tells."""
+    def require_unseen(self, path: Path, tokens: Array, sources: Sequence[Mapping[str, Any]]) -> None:
+        """Raises a ValueError where the run was trained on one of these sources, or on more than a tenth of their documents.
+
+        A document is known by its first tokens: neither its packing nor what was cut off or added behind hides it. A few that
+        begin alike are chance.
+        """
         try:
-            own = self.open().meta["sources"]
+            corpus = self.open()
         except ValueError:  # the corpus is gone, and with it the record
             return
-        learned = [identify(source) for source in own if source["split"] != OWN]
-        if any(identify(source) in learned for source in sources):
+        learned = [identify(source) for source in corpus.meta["sources"] if source["split"] != OWN]
+        seen = any(identify(source) in learned for source in sources)
+        if not seen:
+            openings = list(read_openings(tokens, corpus.end))
+            known = set(openings).intersection(read_openings(corpus.train, corpus.end))
+            seen = sum(opening in known for opening in openings) > SEEN * len(openings)
+        if seen:
             raise ValueError(
                 f"the run was trained on text that is in {str(path)!r}; name another text, or none for the documents that were"
                 " held out"
@@ -307,26 +317,25 @@ def open_text(data: Data, where: str = "", name: str = "") -> Text:
     tokens, checksum = _read_file(data, path) if corpus is None else _read_corpus(data, path, corpus)
     if not len(tokens):
         raise ValueError(f"there is no document in {str(path)!r}; give a text with words in it")
-    own = Path(path.resolve().name.removesuffix(".gz")).stem if path.is_file() else path.resolve().name
+    own = name_corpus(path.resolve()) if path.is_file() else path.resolve().name
     return Text(name or (f"other {OWN}" if own == OWN else own), tokens, checksum)
 
 
 def _read_corpus(data: Data, path: Path, corpus: Corpus) -> tuple[Array, str]:
     """Both splits one after the other, and a checksum made of theirs: of one split alone it is that split's."""
-    data.require_unseen(path, corpus.meta["sources"])
     streams = {"train": corpus.train, "validation": corpus.validation}
     full = {split: stream for split, stream in streams.items() if len(stream)}
     checksums = [corpus.meta["splits"][split]["sha256"] for split in full]
-    if len(full) == 1:
-        return next(iter(full.values())), checksums[0]
-    return np.concatenate([np.empty(0, "<u2"), *full.values()]), hashlib.sha256("".join(checksums).encode()).hexdigest()
+    tokens = next(iter(full.values())) if len(full) == 1 else np.concatenate([np.empty(0, "<u2"), *full.values()])
+    data.require_unseen(path, tokens, corpus.meta["sources"])
+    return tokens, checksums[0] if len(full) == 1 else hashlib.sha256("".join(checksums).encode()).hexdigest()
 
 
 def _read_file(data: Data, path: Path) -> tuple[Array, str]:
     (source,), tokenizer = open_sources([path]), data.load_tokenizer()
-    data.require_unseen(path, [source.describe()])
     blocks = [encode_block(source, block, tokenizer).tokens for block in source.blocks()]
     tokens = np.concatenate([np.empty(0, "<u2"), *blocks])
+    data.require_unseen(path, tokens, [source.describe()])
     return tokens, hashlib.sha256(tokens.tobytes()).hexdigest()
 
 
@@ -335,9 +344,10 @@ def _find(data: Data, where: str) -> Path:
     for place in places:
         if place.exists():
             return place
+    file = where if Path(where).suffix else f"{where}.txt"
     raise ValueError(
         f"{where!r} is neither a prepared corpus nor a text file, here, in data/ or beside the corpus of the run; prepare it,"
-        f" as in: compactattn data text {where}.txt --tokenizer {data.tokenizer} --out data/{where}"
+        f" as in: compactattn data text {file} --tokenizer {data.tokenizer} --out data/{name_corpus(Path(file))}"
     )
 
 

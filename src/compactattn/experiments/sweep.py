@@ -84,7 +84,7 @@ def _stopped_by(*signals: signal.Signals) -> Iterator[None]:
     """Takes these signals as Ctrl-C, so that no process of the sweep is left behind."""
 
     def stop(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt(number)
 
     before = {number: signal.signal(number, stop) for number in signals}
     try:

@@ -50,7 +50,12 @@ class ModelConfig:
         for name in ("dropout", "embedding_dropout"):
             check_rate(name, getattr(self, name))
         if self.width % self.heads:
-            raise ValueError(f"width {self.width} does not divide into {self.heads} heads; choose a multiple of {self.heads}")
+            fits = [heads for heads in range(1, self.width + 1) if self.width % heads == 0]
+            near = [*(n for n in fits if n < self.heads)][-1:] + [*(n for n in fits if n > self.heads)][:1]
+            raise ValueError(
+                f"width {self.width} does not divide into {self.heads} heads; choose {' or '.join(map(str, near))} heads,"
+                f" or a width of {self.width + -self.width % self.heads}"
+            )
         if self.positions == "learned" and self.longest < 1:
             raise ValueError("learned positions need the longest sequence, as in longest=512")
         if self.as_released and (self.architecture != "mosaic" or not departs(parse(self.kernel), self.as_released)):

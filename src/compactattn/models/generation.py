@@ -144,7 +144,9 @@ def _check(model: LanguageModel, ids: Tensor) -> None:
         wrong = low if low < 0 else high
         raise ValueError(f"token {wrong} of a prompt is not one of the model's {vocab} tokens (0 to {vocab - 1})")
     if model.positions is not None and ids.shape[1] > longest:
-        raise ValueError(f"a prompt of {ids.shape[1]} tokens is longer than the {longest} this model learned positions for")
+        raise ValueError(
+            f"a prompt of {ids.shape[1]} tokens is longer than the {longest} this model learned positions for; shorten it"
+        )
 
 
 @torch.inference_mode()

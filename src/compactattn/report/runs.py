@@ -125,14 +125,20 @@ def _load_one(path: Path) -> list[Run]:
     if not path.is_dir():
         raise ValueError(f"{path} does not exist; name a run folder or a file of results")
     inside = sorted(p for p in path.iterdir() if p.suffix == ".jsonl" or p.is_dir())
-    found = [run for p in inside if p.is_file() or _holds_runs(p) for run in _load_one(p)]
+    found = [run for p in inside if _holds_runs(p) for run in _load_one(p)]
     if not found:
-        raise ValueError(f"{path} is no run folder: it has no config.json, and holds neither run folders nor .jsonl files")
+        raise ValueError(f"there is no run in {path}: it has no config.json, and holds no folders of runs or files of results")
     return found
 
 
-def _holds_runs(folder: Path) -> bool:
-    return any(folder.glob("**/config.json")) or any(folder.glob("**/*.jsonl"))
+def _holds_runs(path: Path) -> bool:
+    """Whether a folder holds runs, or a file of JSON lines is one of results; a file that cannot be read may be one."""
+    if path.is_dir():
+        return any(path.glob("**/config.json")) or any(map(_holds_runs, path.glob("**/*.jsonl")))
+    try:
+        return "config" in next(_read_lines(path), (0, {"config": {}}))[1]
+    except ValueError:
+        return True
 
 
 def read_run(folder: Path | str) -> Run:

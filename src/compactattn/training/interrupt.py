@@ -25,12 +25,16 @@ def stop_when(told: Callable[[], bool]) -> None:
 class Interrupted(RunError):
     """The run was asked to stop; it has saved a checkpoint and can be resumed."""
 
+    def __init__(self, message: str, number: int = 0) -> None:
+        super().__init__(message)
+        self.number = number or signal.SIGINT  # of the signal; another process may have had it, or none
+
 
 class Interrupt:
-    """`asked` tells whether the run is to stop. The handlers of before are put back at the end."""
+    """`asked` tells whether the run is to stop, `number` by which signal. The handlers of before are put back at the end."""
 
     def __init__(self, announce: bool) -> None:
-        self._signalled = False
+        self.number = 0
         self._announce = announce
         self._before: dict[signal.Signals, Any] = {}
 
@@ -46,11 +50,11 @@ class Interrupt:
 
     @property
     def asked(self) -> bool:
-        return self._signalled or any(told() for told in _conditions)
+        return self.number > 0 or any(told() for told in _conditions)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._signalled:
+        if self.number:
             raise KeyboardInterrupt
-        self._signalled = True
+        self.number = number
         if self._announce:  # past Python's buffers, which the signal may have caught in the middle of a line
             os.write(2, b"\nstopping after this step, then saving; once more stops at once without saving\n")

@@ -160,7 +160,13 @@ def _share_optimiser(optimiser: torch.optim.Optimizer, group: Group) -> None:
 
 def _create(config: RunConfig, folder: Path) -> None:
     if (folder / "config.json").exists() or checkpoints.exists(folder):
-        raise RunError(f"{folder} already holds a run; resume it, or choose another folder")
+        there = (folder / "config.json").exists()
+        changed = differences(checkpoints.load_config(folder), config, ignore=FREE) if there else []
+        other = f" of another config ({'; '.join(changed)})" if changed else ""
+        raise RunError(
+            f"{folder} already holds a run{other}; go on with that one, where steps are left: compactattn resume {folder};"
+            " or choose another folder with --out"
+        )
     _writing(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
     _writing(folder, lambda: replace_durably(folder / "config.json", config.to_json().encode()))
 
@@ -209,7 +215,7 @@ class Loop:
         self.loss: Loss = torch.compile(self.eager, dynamic=False) if self.config.training.compile == "whole" else self.eager
         if self.config.training.compile == "parts":
             cast(Any, self.model).compile_parts()
-        self.bad, self.asked = (torch.zeros((), device=self.group.device) for _ in range(2))
+        self.bad = torch.zeros((), device=self.group.device)
         self.replay = Replay(lambda batch: self.compute([(None, batch)])) if self.config.training.graph else None
         self.waiting: list[Reading] = []
         self.stop = False
@@ -232,6 +238,8 @@ class Loop:
                 except ScaleError as error:  # scales are learned: the weights have run away
                     self.settle()
                     raise self.fail(step, "a scale of attention is 0 or not finite") from error
+                if self.group.size == 1:  # there is no other process that must stop at the same step
+                    self.stop = self.stop or self.interrupt.asked
                 if self.stop or self.exhausted:
                     break
         self.settle()
@@ -239,7 +247,7 @@ class Loop:
         if self.stop:
             done = self.exhausted or step == training.steps
             rest = "the run is complete" if done else f"`compactattn resume {self.folder}` goes on from there"
-            raise Interrupted(f"stopped after step {step} of {training.steps} and saved; {rest}")
+            raise Interrupted(f"stopped after step {step} of {training.steps} and saved; {rest}", self.interrupt.number)
         return self.summarise(step, time.monotonic() - began)
 
     def update(self, step: int, feed: Feed) -> Reading:
@@ -247,7 +255,6 @@ class Loop:
         training = self.config.training
         parts = [next(feed) for _ in range(training.accumulation)]
         self.positions = parts[0][1].inputs.shape[1]
-        self.asked.fill_(float(self.interrupt.asked))
         set_rate(self.optimiser, rate_at(step, training))
         if self.replay is None:
             return send(step, self.compute(parts))
@@ -263,7 +270,7 @@ class Loop:
             loss.backward()
             totals[0] += loss.detach()
             totals[1] += count
-        totals[2] += self.asked
+        totals[2].fill_(float(self.interrupt.asked))  # as late as may be
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         self.group.sum_([totals])
         self.group.sum_(gradients)

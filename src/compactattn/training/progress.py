@@ -41,12 +41,12 @@ class Silence:
 
 
 class Lines:
-    """A line every ten seconds, and one at the end."""
+    """A line after the first step, then every ten seconds, and one at the end."""
 
     def __init__(self, steps: int, start: int) -> None:
         self._steps, self._start = steps, start
         self._began = time.monotonic()
-        self._due = self._began + SECONDS_BETWEEN_LINES
+        self._due = self._began
 
     def update(self, step: int, loss: float, speed: float) -> None:
         now = time.monotonic()

@@ -270,7 +270,8 @@ class Loop:
             loss.backward()
             totals[0] += loss.detach()
             totals[1] += count
-        totals[2].fill_(float(self.interrupt.asked))  # as late as may be
+        if self.group.size > 1:  # as late as may be
+            totals[2].fill_(float(self.interrupt.asked))
         gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
         self.group.sum_([totals])
         self.group.sum_(gradients)

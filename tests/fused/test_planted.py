@@ -202,6 +202,13 @@ PLANTS = {
     "a flag is that of the tile before": Plant(
         "lists.py", "block * tiles + tile,", "block * tiles + tl.maximum(tile - 1, 0),", "skipping"
     ),
+    "a group sees the keys of its first head alone": Plant(
+        "lists.py",
+        "        seen_first = tl.minimum(",
+        "        seen = seen & (tl.load(p_flags + block * tiles + tile, mask=seen & FLAGGED, other=1) != 0)\n"
+        "        seen_first = tl.minimum(",
+        "skipping grouped",
+    ),
     "the last key that is seen passes for hidden": Plant(
         "lists.py", "tl.max(tl.where(seen, last, 0), 0)", "tl.max(tl.where(seen, last, 0), 0) - 1"
     ),
@@ -362,6 +369,7 @@ BATTERY = {
     "half softmax": attending("gaussian", Causal(), heads=(4, 2), sharp=0.3, dtype=torch.float16),
     "half sparsemax": attending("epanechnikov", Causal() & Padding([30], queries=[27]), dtype=torch.float16, spoilt=30),
     "skipping biweight": attending("biweight", None, 2, 100, sharp=1.5),
+    "skipping grouped biweight": attending("biweight", None, 2, 100, heads=(2, 1), sharp=3.0),
     "skipping causal biweight": attending("biweight", Causal(), 2, 98, sharp=1.5),
     "skipping relumax": attending("relumax(r=1, b=1)", None, 2, 78),
     "relumax with ALiBi": attending("relumax(r=2, b=2)", Causal(1) & ALiBi(), 18, 35),

@@ -8,8 +8,8 @@ that every run gives the same bits. It visits only the tiles in its list, where 
 (for entmax of r = 1, 2, 3 the kernels leave u = 1, as forward, and put r^−r into g and, once, into dv). What θ receives,
 −Σ ds, goes to the best key(s), the k-th key or the scale, as the rule has it. The centre c is do·o, or do·õ where θ moves so
 that Σ w = 1: the forward kernel leaves õ, the mean of the values under the weights y^(r−1); in fp32 c has sums of its own.
-o and õ are kept in two numbers of the dtype, one what rounding left of the other: an error of c is common to a row and does not
-average out. With DROPS a dropped weight has dw = 0 and the others dw = do·v / (1 − p); o and õ hold that already.
+In half precision o and õ are kept in two numbers, one what rounding left of the other: an error of c is common to a row and
+does not average out. With DROPS a dropped weight has dw = 0 and the others dw = do·v / (1 − p); o and õ hold that already.
 
 Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v.
 """
@@ -22,7 +22,7 @@ import triton.language as tl
 
 from compactattn.fused.drops import open_drop, thin
 from compactattn.fused.lists import COUNTS
-from compactattn.fused.profiles import INF, LEARNED, LOG2E, is_whole, load_order, order_slope
+from compactattn.fused.profiles import INF, LEARNED, LOG2E, SMALLEST, is_whole, load_order, order_slope
 from compactattn.fused.threshold import ANCHORED, FIXED, LENGTHS, NEAREST, NORMALISING, is_plain
 from compactattn.fused.tiles import (
     add_dot,
@@ -359,7 +359,7 @@ def load_pulled(
     elif is_plain(RULE, R, BENDS, EXACT):
         base, gain = tl.load(p_pulled + o_pulled)[:, None], tl.load(p_pulled + padded + o_pulled)[:, None]
         offset, last = tl.load(p_pulled + 2 * padded + o_pulled)[:, None], tl.load(p_pulled + 3 * padded + o_pulled)[:, None]
-        rise = scale * (1.0 / margin) if RULE == ANCHORED else last
+        rise = tl.maximum(scale * (1.0 / margin), SMALLEST) if RULE == ANCHORED else last
         inverse = gain * (1.0 / (R * rise)) if RULE == ANCHORED else base
         return (base, scale, bends, base, base, base, base, base, inverse, rise, base, order), (gain, offset, last)
     else:

@@ -2,7 +2,8 @@
 
 One program has a block of queries of one head. It visits only the tiles in its list, where it has one, and leaves what the
 backward kernels need: of each row its best score, ρ, Z and the sum of the slopes, and õ, the mean of the values under the
-weights y^(r−1). With DROPS the values enter o and õ thinned by dropout, each row its own; Z and the slopes know nothing of it.
+weights y^(r−1), where the centre of ds is made of it. With DROPS the values enter o and õ thinned by dropout, each row its own;
+Z and the slopes know nothing of it.
 Shapes: M queries, N keys of a tile; D head dim of q and k, DV of v.
 """
 
@@ -172,6 +173,7 @@ def forward(
         out = tl.fma(tilt, (-lower * factor)[:, None], acc * (factor + growth * factor)[:, None])
     else:  # in fp32 its error in the last bits counts: the centre of ds is do·o
         out = acc / divisor[:, None] if EXACT else acc * factor[:, None]
+    out = tl.where(live[:, None], out, 0.0)  # exactly, also beside a value that is no number
     store_rows(p_o + b * o_b + h * o_h, begin, m_rows, o_m, out, DV, BLOCK_M, BLOCK_DV)
     tl.store(p_kept + PEAK * far + o_rows, peak, mask=m_rows)
     tl.store(p_kept + REACH * far + o_rows, reach, mask=m_rows)

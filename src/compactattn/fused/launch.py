@@ -318,11 +318,11 @@ class Call:
 
     def list_tiles(self, bounds: Tensor, flags: Tensor, by_key: bool) -> tuple[Tensor, Tensor]:
         """The lists of `fused.lists.list_tiles`, and their counts."""
-        from compactattn.fused.lists import list_tiles
+        from compactattn.fused.lists import COUNTS, list_tiles
 
         own, size = (self.tiles, self.blocks) if by_key else (self.blocks, self.tiles)
         lists = bounds.new_empty((self.heads, own, size), dtype=torch.int16 if size < 2**15 else torch.int32)
-        counts = bounds.new_empty((self.heads, own, 4))
+        counts = bounds.new_empty((self.heads, own, COUNTS.value))
         list_tiles[self.heads * own,](
             bounds, flags, lists, counts, bounds.stride(0) if len(bounds) > 1 else 0, self.lengths[0], self.blocks, self.tiles,
             BY_KEY=by_key, FLAGGED=flags.numel() > 0, BLOCK_N=self.cut.forward.n, CHUNK=128, num_warps=1,

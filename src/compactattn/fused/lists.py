@@ -36,7 +36,7 @@ def list_tiles(
     """The tiles of keys that a block of queries of one head reaches; BY_KEY the blocks of queries that reach a tile.
 
     Masked ones stand in the list from its beginning, whole ones from its end. The counts are of these two, and then come the
-    first key that any of the blocks sees and the last + 1.
+    first key that any of the blocks sees and the last + 1, flagged or not: they are the same for every head.
     """
     size = blocks if BY_KEY else tiles
     own = tiles if BY_KEY else blocks
@@ -52,6 +52,8 @@ def list_tiles(
         begin, end = tile * BLOCK_N, (tile + 1) * BLOCK_N
         first, last = tl.load(p_bounds + 4 * block, mask=m, other=0), tl.load(p_bounds + 4 * block + 1, mask=m, other=0)
         seen = m & (first < end) & (last > begin)
+        seen_first = tl.minimum(seen_first, tl.min(tl.where(seen, first, 2**30), 0))
+        seen_last = tl.maximum(seen_last, tl.max(tl.where(seen, last, 0), 0))
         if FLAGGED:  # elsewhere nothing was written
             seen = seen & (tl.load(p_flags + block * tiles + tile, mask=seen, other=0) != 0)
         full_first, full_last = (
@@ -64,8 +66,6 @@ def list_tiles(
         tl.store(p_list + size - whole - tl.cumsum(full, 0), o.to(p_list.dtype.element_ty), mask=full > 0)
         masked += tl.sum(rest, 0)
         whole += tl.sum(full, 0)
-        seen_first = tl.minimum(seen_first, tl.min(tl.where(seen, first, 2**30), 0))
-        seen_last = tl.maximum(seen_last, tl.max(tl.where(seen, last, 0), 0))
     p_count += COUNTS * tl.cast(tl.program_id(0), tl.int64)
     tl.store(p_count, masked)
     tl.store(p_count + 1, whole)

@@ -135,7 +135,7 @@ def scores(a, b, o_n, lo, hi, WHOLE: tl.constexpr):
 @triton.jit
 def load_scale(p):
     """A scale is positive; that times a score of −∞ must be −∞."""
-    return tl.maximum(tl.load(p), SMALLEST)
+    return tl.maximum(tl.load(p), SMALLEST, propagate_nan=ALL)
 
 
 @triton.jit

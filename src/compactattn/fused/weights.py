@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compactattn.fused.profiles import INF, LEARNED, LOG2E, any_powers, is_whole, root, whole_powers
+from compactattn.fused.profiles import INF, LEARNED, LOG2E, SMALLEST, any_powers, is_whole, root, whole_powers
 from compactattn.fused.threshold import (
     ANCHORED,
     CUT,
@@ -70,7 +70,9 @@ def load_kept(p_kept, o_rows, m_rows, far, RULE: tl.constexpr):
 def make_row(
     kept, at, scale, bends, order, margin, NORMALISED: tl.constexpr, RULE: tl.constexpr, R: tl.constexpr, PEAKED: tl.constexpr
 ):  # fmt: skip
-    """What `weigh` needs of each row, and the gain g. K is y^r with y = rise · q·k + base = unit · (s − θ) + base.
+    """What `weigh` needs of each row, and the gain g. K is y^r with y = rise · q·k + base = unit · (s − θ).
+
+    Where θ is anchored it is 1 + rise · (q·k − its best) or unit · (x + ρ).
 
     NORMALISED: K is w, or `whole_mass` times w, else w but for the factor 1/Z, which stays apart where θ is anchored. A row in
     whose reach no key is has Z < 0 and uniform weights.
@@ -101,11 +103,11 @@ def make_row(
         if RULE == ANCHORED:
             gain = gain * inverse
         if RULE == FIXED:
-            # so far from θ that a score makes no difference, unless it is −∞
+            # so far from θ that a score makes no difference, unless it is −∞ (or 2^100 / n and more)
             unit, gain = tl.where(alone, TINY, unit), tl.where(alone, 0.0, gain)
             theta = tl.where(dead, LONGEST, tl.where(alone, -factor / TINY, theta))
             base = -theta * unit
-        rise = scale * unit
+        rise = tl.maximum(scale * unit, SMALLEST)
         if RULE == NEAREST:
             gain = tl.where(reach > 0.0, gain, 0.0)
     elif R != 0.0:

@@ -103,3 +103,17 @@ def make_inspection(kernel="sparsemax", layer=0, heads=8, length=90, keep=4):
 def tidy(text):
     """A sentence with plain spaces, to be compared."""
     return text.replace("\u00a0", " ")
+
+
+def speak(compare, find):
+    """The comparison of some runs that belong together, and headline and details of what is found in it."""
+
+    def comparison_of(*runs):
+        (comparison,) = compare(runs)
+        return comparison
+
+    def told(*runs):
+        finding = find(comparison_of(*runs))
+        return tidy(finding.headline), tidy(" ".join(finding.details))
+
+    return comparison_of, told

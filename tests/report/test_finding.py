@@ -3,20 +3,12 @@
 import dataclasses
 
 import pytest
-from report_examples import make_run, tidy
+from report_examples import make_run, speak, tidy
 
 from compactattn.report.comparison import compare
 from compactattn.report.finding import find, find_baseline, hold_against_paper, list_departures
 
-
-def comparison_of(*runs):
-    (comparison,) = compare(runs)
-    return comparison
-
-
-def told(*runs):
-    finding = find(comparison_of(*runs))
-    return tidy(finding.headline), tidy(" ".join(finding.details))
+comparison_of, told = speak(compare, find)
 
 
 SPARSE = {64: 0.99, 128: 0.95, 256: 0.9, 512: 0.74}

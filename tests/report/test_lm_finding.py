@@ -5,7 +5,7 @@ import re
 
 import pytest
 from lm_examples import make_all_runs, make_failed, make_row, make_run
-from report_examples import tidy
+from report_examples import speak, tidy
 from tests.experiments.lm_examples import make_corpus
 
 from compactattn.experiments import language_modelling as lm
@@ -18,14 +18,7 @@ GAUSSIAN = {"kernel": "gaussian"}
 TRANSFORMER = {"kernel": "gaussian", "architecture": "transformer"}
 
 
-def comparison_of(*runs):
-    (comparison,) = compare(runs)
-    return comparison
-
-
-def told(*runs):
-    finding = find(comparison_of(*runs))
-    return tidy(finding.headline), tidy(" ".join(finding.details))
+comparison_of, told = speak(compare, find)
 
 
 def seeds(loss, spread, count=3, **config):

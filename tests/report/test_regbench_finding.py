@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 from regbench_examples import make_all_runs, make_run
-from report_examples import tidy
+from report_examples import speak, tidy
 
 from compactattn.kernels import parse
 from compactattn.report import regbench_paper
@@ -13,15 +13,7 @@ from compactattn.report.paper import Variant
 from compactattn.report.regbench_comparison import compare
 from compactattn.report.regbench_finding import find, hold_against_paper, list_departures, list_epochs, list_gaps, list_kernels
 
-
-def comparison_of(*runs):
-    (comparison,) = compare(runs)
-    return comparison
-
-
-def told(*runs):
-    finding = find(comparison_of(*runs))
-    return tidy(finding.headline), tidy(" ".join(finding.details))
+comparison_of, told = speak(compare, find)
 
 
 def kernels(*runs):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -104,6 +104,12 @@ class Comparison:
     def rivals(self, split: str) -> list[Line]:
         """The compact kernels, the best first."""
         return [line for line in self.on(split) if line.variant.architecture == "mosaic" and line.variant.compact]
+
+    def contests(self) -> Iterator[tuple[str, Line, list[Line]]]:
+        """Gaussian attention and the compact kernels, on each split that has both."""
+        for split in self.splits:
+            if (base := self.base(split)) is not None and (rivals := self.rivals(split)):
+                yield split, base, rivals
 
     def reach(self, split: str, one: Line, other: Line) -> float | None:
         """How far apart seeds alone put two lines; None where no line has two seeds."""

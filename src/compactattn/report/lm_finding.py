@@ -55,10 +55,7 @@ def _state_headline(comparison: Comparison) -> str:
 def _state_fields(comparison: Comparison) -> list[str]:
     """How many compact kernels are ahead of Gaussian attention on each split."""
     parts = []
-    for split in comparison.splits:
-        base, rivals = comparison.base(split), comparison.rivals(split)
-        if base is None or not rivals:
-            continue
+    for split, base, rivals in comparison.contests():
         ahead = [line for line in rivals if _lead(line, base, split) > 0]
         sure = [_judge(comparison, split, line, base) for line in ahead]
         beyond = "" if None in sure or not ahead else f" ({sum(map(bool, sure))} by more than seeds explain)"
@@ -145,10 +142,7 @@ def rank(comparison: Comparison) -> list[str]:
 def list_kernels(comparison: Comparison) -> list[str]:
     """The compact kernels against Gaussian attention, an item for each split."""
     items = []
-    for split in comparison.splits:
-        base, rivals = comparison.base(split), comparison.rivals(split)
-        if base is None or not rivals:
-            continue
+    for split, base, rivals in comparison.contests():
         first, last = rivals[0], rivals[-1]
         parts = [
             f"the best, {first.label}, is {_distance(first, base, split)}{_state_judgement(comparison, split, first, base)}"

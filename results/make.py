@@ -106,6 +106,8 @@ def list_regbench(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
                 steps = given.epochs * examples // base.training.batch
                 few = {"steps": steps, "warmup": steps // 10, "patience": given.patience}
                 few["checkpoint_every"] = choose_interval(given, steps)
+                if given.rate is not None:
+                    few |= {"rate": given.rate, "final_rate": given.rate / 10}
                 configs.append(vary(base, seed=seed, model=kernel, training=few))
     yield configs
 
@@ -366,6 +368,7 @@ def read_arguments() -> argparse.Namespace:
     regbench.add_argument("--row", action="append", help="a row of the table by its name there; all if not given")
     regbench.add_argument("--epochs", type=read_count, default=200)
     regbench.add_argument("--patience", type=int, default=40, help="epochs without a lower validation loss")
+    regbench.add_argument("--rate", type=float, help="highest learning rate, of which a tenth is left in the end")
     regbench.set_defaults(list=list_regbench, finish=None)
     lm = which.add_parser(language_modelling.NAME)
     lm.add_argument("--data", type=Path, required=True, help="a corpus that `compactattn data` has prepared")

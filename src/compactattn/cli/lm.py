@@ -22,6 +22,7 @@ from compactattn.cli.work import (
     finish_sweep,
     fit_to_machine,
     has_gpu,
+    note_positions,
     progress,
     split_kernels,
     train_and_show,
@@ -38,7 +39,6 @@ from compactattn.experiments.language_modelling import OWN, Data, Model
 from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.storytelling import SAMPLING, Teller, save_stories
 from compactattn.experiments.sweep import Job
-from compactattn.models.generation import TextStream
 from compactattn.models.language_model import build, count_parameters
 from compactattn.training.config import RunConfig
 from compactattn.training.distributed import leads
@@ -329,16 +329,7 @@ def answer(run: Path, asked: Asked) -> None:
         lines.append(teller.describe(prompt, text, wish, pieces.ended, row))
     count, seconds = sum(len(pieces.tokens) for pieces in told), time.monotonic() - began
     print(f"{count} tokens in {seconds:.1f} s, {count / seconds:.0f} tokens/s", file=sys.stderr)
-    note_positions(teller.trained.config, wish.tokens, told, wish.stop)
+    cut = [len(pieces.tokens) for pieces in told if not (wish.stop and pieces.ended)]
+    note_positions(max(cut, default=wish.tokens), wish.tokens, teller.trained.config.model.longest)
     if asked.save:
         save_stories(run, lines)
-
-
-def note_positions(config: RunConfig, wished: int, told: Sequence[TextStream], stop: bool) -> None:
-    """Says so on stderr where a text has come to the end of the learned positions, and not to its own."""
-    cut = [len(pieces.tokens) for pieces in told if len(pieces.tokens) < wished and not (stop and pieces.ended)]
-    if cut and config.model.longest:
-        print(
-            f"{max(cut)} of {wished} tokens: this model learned positions for {config.model.longest}, prompt included",
-            file=sys.stderr,
-        )

@@ -23,6 +23,7 @@ from compactattn.cli.work import (
     finish_sweep,
     fit_to_machine,
     has_gpu,
+    note_positions,
     progress,
     read_numbers,
     train_and_show,
@@ -306,3 +307,4 @@ def answer(run: Path, asked: Asked) -> None:
         print(f"\nlegal   {''.join('+' if right else '-' for right in legal)}", end="")
         print("  no string of the language goes on so" if not legal[-1] else "", end="")
     print()
+    note_positions(len(said), wish.tokens, longest)

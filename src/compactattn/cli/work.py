@@ -259,6 +259,12 @@ def _look_into(folder: Path, example: tuple[list[int], list[str]], device: str) 
     )  # fmt: skip
 
 
+def note_positions(written: int, wished: int, longest: int) -> None:
+    """Says so on stderr where a text has come to the end of the learned positions, and not to its own."""
+    if longest and written < wished:
+        print(f"{written} of {wished} tokens: this model learned positions for {longest}, prompt included", file=sys.stderr)
+
+
 @contextmanager
 def progress() -> Iterator[Progress]:
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()

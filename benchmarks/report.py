@@ -77,7 +77,8 @@ def summary() -> str:
     judged["attention on a GPU"] = [True] * attention["reached"] + [False] * attention["lost"]
     parts = [f"{name}, {'all' if all(found) else f'{sum(found)} of'} {len(found)}" for name, found in judged.items() if found]
     missing = attention["not measured"]
-    return "Goals reached of those measured: " + "; ".join(parts) + f". Not measured: {missing} of attention on a GPU."
+    left = f" Not measured: {missing} of attention on a GPU." if missing else ""
+    return "Goals reached of those measured: " + "; ".join(parts) + "." + left
 
 
 def weights_table() -> str:

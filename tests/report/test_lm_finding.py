@@ -181,13 +181,13 @@ def test_a_rate_that_the_paper_lowered_too_is_no_departure():
     assert not any("rate" in note for note in list_departures(comparison_of(make_run(kernel="relumax(r=2)", **lowered))))
     assert any("rate" in note for note in list_departures(comparison_of(make_run(**lowered))))
     kept = list_departures(comparison_of(make_run(kernel="relumax(r=2)", layers=8)))
-    assert {"learning rate: 0.005; in the paper 0.001", "last learning rate: 0.0001; in the paper 5e-05"} <= set(kept)
+    assert {"learning rate: 0.005; in the paper 0.001", "last learning rate: 0.0001; in the paper 0.00005"} <= set(kept)
 
 
 @pytest.mark.parametrize(
     ("change", "note"),
     [
-        ({"final_rate": 5e-5}, "last learning rate: 5e-05; in the paper 0.0001"),
+        ({"final_rate": 5e-5}, "last learning rate: 0.00005; in the paper 0.0001"),
         ({"dropout": 0.0}, "dropout: 0.0; in the paper 0.05"),
         ({"clip": 0.0}, "largest norm of a gradient: 0.0; in the paper 1.0"),
         ({"betas": (0.8, 0.95)}, "first beta of AdamW: 0.8; in the paper 0.9"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from compactattn.bench.results import format_markdown as table
@@ -10,7 +11,7 @@ from compactattn.data.regbench import load_regbench
 from compactattn.experiments import in_context
 from compactattn.report.page import mark_down
 from compactattn.report.runs import Run, load
-from compactattn.report.sections import Grid, make_sections
+from compactattn.report.sections import STORIES, Grid, Heading, Part, Section, make_sections
 
 ROOT = Path(__file__).parent.parent
 NONE = "No results yet."
@@ -23,13 +24,32 @@ def load_all(folder: str) -> list[Run]:
 
 
 def results_section(folder: str, level: int, titled: bool = True) -> str:
-    """Every comparison that the files of a folder allow, in the words of the report but without what it folds away."""
-    parts = []
-    for section in make_sections(load_all(folder), draw=False):
+    """Every comparison that the files of a folder allow, in the words of the report but without what it folds away.
+
+    Stories take much room: those of the deepest models stand for the others.
+    """
+    parts, sections = [], make_sections(load_all(folder), draw=False)
+    deepest = max((_count_layers(section) for section in sections), default=0)
+    for section in sections:
         parts += [f"{'#' * level} {section.title}, {section.note}"] if titled else []
         parts += [f"**{section.finding.headline}** {' '.join(section.finding.details)}"]
-        parts += [mark_down(part, level + 1) for part in section.parts if not (isinstance(part, Grid) and part.folded)]
+        shown = section.parts if _count_layers(section) == deepest else _leave_out(STORIES, section.parts)
+        parts += [mark_down(part, level + 1) for part in shown if not (isinstance(part, Grid) and part.folded)]
     return "\n\n".join(part.strip() for part in parts if part.strip()) or NONE
+
+
+def _count_layers(section: Section) -> int:
+    return max(run.config.model.layers for line in section.lines for run in line.runs)
+
+
+def _leave_out(heading: str, parts: Iterable[Part]) -> list[Part]:
+    """The parts without a heading and what stands below it."""
+    kept: list[Part] = []
+    below = False
+    for part in parts:
+        below = part.text == heading if isinstance(part, Heading) else below
+        kept += [] if below else [part]
+    return kept
 
 
 def references_section() -> str:

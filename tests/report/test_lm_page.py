@@ -79,6 +79,25 @@ def test_the_best_models_story_is_open_and_the_others_are_folded(page):
     assert re.findall("<summary>(.*?)</summary>", told) == ["sparsemax", "normReLU"]
     assert told.index('<div class="story">') < told.index("<details>")
     assert told.count("Sampled with temperature 0.8, top-k 50, top-p 0.95, drawn with seed 7") == 3
+    assert told.index("loss 1.700") < told.index("<blockquote>")  # whose it is stands before it
+
+
+def names(stories):
+    return [line.label for line, _ in stories]
+
+
+def test_beside_a_transformer_that_is_best_the_best_mosaics_story_is_open_too():
+    transformers = [make_run(2.0 + rate, rate=rate, kernel="gaussian", architecture="transformer") for rate in (1e-3, 2e-3)]
+    mosaics = [make_run(2.6, kernel="gaussian"), make_run(2.5)]
+    seen, folded = lm_stories.choose_stories(compare([*mosaics, *transformers])[0])
+    assert names(seen) == ["Transformer, rate 0.001", "sparsemax"]
+    assert names(folded) == ["Transformer, rate 0.002", "Gaussian"]
+    seen, folded = lm_stories.choose_stories(compare(transformers)[0])
+    assert (len(seen), len(folded)) == (1, 1)
+    worse = make_run(2.9, kernel="gaussian", architecture="transformer")
+    seen, folded = lm_stories.choose_stories(compare([*mosaics, worse])[0])
+    assert names(seen) == ["sparsemax"]
+    assert names(folded) == ["Gaussian", "Transformer"]
 
 
 def test_a_story_is_escaped_and_keeps_its_lines(page, tmp_path):
@@ -100,7 +119,7 @@ def test_markdown_quotes_a_story():
     quoted = lm_stories.format_markdown(*story_of(" a *fox*\n# ran")).split("\n\n")[1]
     assert quoted == "> **Once** a \\*fox\\*\n> \\# ran\n"
     (comparison,) = compare([dataclasses.replace(make_run(), stories=[Story("Said Tom:\n\n I ", "am *I*.")])])
-    ((line, story),) = lm_stories.choose_stories(comparison)
+    (((line, story),), _) = lm_stories.choose_stories(comparison)
     quoted = lm_stories.format_markdown(comparison, line, story).partition("\n\n")[2]
     assert quoted == "> **Said Tom:**\n>\n>  **I** am \\*I\\*.\n"
     folded = lm_stories.format_markdown(*story_of("Once"), folded=True)
@@ -120,7 +139,7 @@ def test_the_caption_says_how_a_story_was_sampled():
 def test_the_story_shown_is_the_first_of_the_latest_step():
     stories = [Story("", "early", step=5), Story("", "late", step=9), Story("", "later still", step=9)]
     (comparison,) = compare([dataclasses.replace(make_run(), stories=stories)])
-    ((line, story),) = lm_stories.choose_stories(comparison)
+    (((line, story),), _) = lm_stories.choose_stories(comparison)
     assert story.text == "late"
     assert "; one of 3 stories that were saved." in lm_stories.describe_story(comparison, line, story)
     html = lm_stories.format_html(comparison, line, story)
@@ -166,4 +185,7 @@ def test_the_documents_state_that_there_are_no_results_until_there_are(tmp_path,
     assert text.startswith("#### stories (BabiStories substitute), 1 layer, 2,000 steps of 64 windows\n\n**With 1 layer, ")
     assert text.count("\n#### ") == 1
     assert text.count("| **normReLU** | ") == 2
-    assert text.count("> **Once upon a time** there was a small fox.") == 2
+    stories = text[text.index("\n#### ") :]  # the deeper models'
+    assert text.count("> **Once upon a time** there was a small fox.") == stories.count("> **Once upon a time** there was") == 1
+    assert text.count("##### What the models write") == stories.count("##### What the models write") == 1
+    assert text.count("##### Beside the paper") == 2

@@ -30,6 +30,7 @@ from compactattn.report.lines import Line
 from compactattn.report.runs import Run
 
 DEPARTURES, KERNELS = "Where this departs from the paper", "Compact kernels against Gaussian attention"
+STORIES = "What the models write"
 
 
 class Heading(NamedTuple):
@@ -265,17 +266,18 @@ def _draw_language_modelling(compared: lm_comparison.Comparison, name: str) -> d
 
 
 def _tell_stories(compared: lm_comparison.Comparison) -> list[Part]:
-    """A story of each variant: the best one's to be read, the others' folded away."""
+    """A story of each variant: those of the best to be read, the others' folded away."""
     told: list[Part] = [
         Grid(
-            lm_stories.format_html(compared, line, story, folded=index > 0),
-            lm_stories.format_markdown(compared, line, story, folded=index > 0),
+            lm_stories.format_html(compared, line, story, folded),
+            lm_stories.format_markdown(compared, line, story, folded),
             "",
-            folded=index > 0,
+            folded,
         )
-        for index, (line, story) in enumerate(lm_stories.choose_stories(compared))
+        for folded, stories in zip((False, True), lm_stories.choose_stories(compared), strict=True)
+        for line, story in stories
     ]
-    return [Heading("What the models write"), *told] if told else []
+    return [Heading(STORIES), *told] if told else []
 
 
 def _slug(text: str) -> str:

@@ -1,11 +1,13 @@
 """Language modelling has its place on the page and in the documents, with a story of each model as it wrote it."""
 
 import dataclasses
+import io
 import re
 
 import pytest
 from benchmarks import experiments as documents
 from lm_examples import make_all_runs, make_run
+from PIL import Image
 from report_examples import make_run as make_length_run
 from report_examples import tidy, write_lines
 from test_page import Elements
@@ -174,6 +176,30 @@ def test_markdown_says_the_same_and_its_figures_lie_beside_it(folder):
     linked = re.findall(r"\]\((figures/lm[^)]+)\)", text)
     assert len(linked) == 8
     assert all((folder / path).is_file() for path in linked)
+
+
+def test_the_documents_link_the_pictures_that_are_asked_for_and_tell_what_they_show(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    (tmp_path / "results" / "lm").mkdir(parents=True)
+    file = tmp_path / "results" / "lm" / "stories.jsonl"
+    write_lines(file, [make_run(kernel=kernel).to_json() for kernel in KERNELS])
+    text = documents.results_section("lm", 4, pictures=("validation", "positions"))
+    linked = re.findall(r"!\[(.*)\]\((.*)\)\n\n(.*)\n", text)
+    assert [path for _, path, _ in linked] == ["images/lm-stories-1-validation.png", "images/lm-stories-1-positions.png"]
+    for alternative, _, caption in linked:
+        assert caption.startswith(alternative)
+        assert len(alternative) < len(caption)
+    assert "##### Training" not in text  # a heading without its picture
+    drawn = documents.draw_pictures("lm", ("validation", "positions"))
+    assert [path.relative_to(tmp_path / "docs").as_posix() for path in drawn] == [path for _, path, _ in linked]
+    assert documents.draw_pictures("lm", ("validation", "positions")) == drawn
+    for content in drawn.values():
+        picture = Image.open(io.BytesIO(content))
+        assert picture.text == {"Source": documents.identify("lm")}
+        assert picture.width == 848
+        assert len(picture.convert("RGB").getcolors()) > 20
+    file.write_text(file.read_text() + "\n")
+    assert picture.text["Source"] != documents.identify("lm")
 
 
 def test_the_documents_state_that_there_are_no_results_until_there_are(tmp_path, monkeypatch):

@@ -184,6 +184,12 @@ def test_captions_tell_of_what_is_drawn_alone(comparison, drawn):
     (section,) = make_sections([run for line in alone[0].lines for run in line.runs])
     captions = " ".join(picture.caption for picture in section.pictures)
     assert "the last half closer." in captions
+    assert "mean over windows, as" in captions
+    assert "seeds" not in captions
+    (seeded,) = make_sections([make_run(), make_run(seed=1)])
+    told = " ".join(picture.caption for picture in seeded.pictures)
+    assert "training step, the mean over seeds; the" in told
+    assert "mean over windows and seeds, as" in told
     assert "a solid line normalises itself, a dashed line is anchored at the best key." in captions
     for absent in ("Gaussian", "arrow", "dotted", "Long dashes"):
         assert absent not in captions, absent

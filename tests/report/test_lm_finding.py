@@ -43,6 +43,28 @@ def test_the_headline_is_the_best_compact_kernel_against_the_gaussian():
     assert "risen again" not in details
 
 
+def test_the_way_to_the_transformer_is_told_where_training_is_short():
+    def run(losses, **config):
+        steps = {"steps": 400, "batch": 4, "rows": [make_row(losses[-1])]}
+        made = make_run(losses[-1], **steps, **config)
+        return dataclasses.replace(made, validations=list(zip((100, 200, 300, 400), losses, strict=True)))
+
+    transformer = run((5.0, 3.0, 3.0, 2.8), **TRANSFORMER)
+    _, details = told(run((9.0, 3.2, 3.1, 2.9)), run((8.0, 3.2, 3.1, 3.0), kernel="biweight"), transformer)
+    assert (
+        "This is after 0.0039 % of the paper's tokens, and a Memory Mosaic starts from a higher loss: its embedding is "
+        "N(0, 1) and tied to its output. In validations during training sparsemax was 4.000 behind at step 100, "
+        "0.200 behind at step 200, 0.100 behind at step 400."
+    ) in tidy(details)
+    ahead = told(run((4.0, 3.0, 3.1, 2.7)), transformer)[1]
+    assert "sparsemax was 1.000 ahead at step 100, equal at step 200, 0.100 ahead at step 400." in ahead
+    whole = {"steps": lm_paper.STEPS, "batch": lm_paper.BATCH}
+    for runs in ([run((9.0, 3.2, 3.1, 2.9))], [transformer], [make_run(**whole), make_run(**whole, **TRANSFORMER)]):
+        assert "This is after" not in told(*runs)[1]
+    bare = [dataclasses.replace(one, validations=[]) for one in (make_run(), make_run(**TRANSFORMER))]
+    assert "This is after" not in told(*bare)[1]
+
+
 def test_a_gaussian_that_is_ahead_is_called_so():
     headline, details = told(make_run(2.5), make_run(2.4, **GAUSSIAN))
     assert headline == (

@@ -25,6 +25,7 @@ def find(comparison: Comparison) -> Finding:
     details = [
         *_state_fields(comparison),
         *_state_transformer(comparison),
+        *_state_start(comparison),
         *_state_neighbours(comparison),
         *_state_rise(comparison),
         *_state_failures(comparison),
@@ -79,6 +80,27 @@ def _state_transformer(comparison: Comparison) -> list[str]:
     found = " or ".join(size for size in dict.fromkeys(sizes) if size)
     which = f"the best Memory Mosaic, of {found}," if found else "the best Memory Mosaic"
     return [f"Against the Transformer, {which} is {', '.join(parts)}{_add(*others)}."] if parts else []
+
+
+def _state_start(comparison: Comparison) -> list[str]:
+    """How far the best mosaic was behind the transformer on the way, where training is but a part of the paper's."""
+    ranked = comparison.on(comparison.home)
+    mosaic, other = (
+        next((line for line in ranked if line.variant.architecture == name), None) for name in ("mosaic", "transformer")
+    )
+    if mosaic is None or other is None or not 0 < comparison.tokens < paper.TOKENS:
+        return []
+    ours, theirs = dict(mean_validations(mosaic)), dict(mean_validations(other))
+    steps = [step for step in ours if step in theirs]
+    if len(steps) < 2:
+        return []
+    shown = dict.fromkeys((steps[0], steps[(len(steps) - 1) // 2], steps[-1]))
+    gaps = ", ".join(f"{_spell_lead(theirs[step] - ours[step])} at step {step:,}" for step in shown)
+    return [
+        f"This is after {_share(comparison.tokens / paper.TOKENS)} of the paper's tokens, and a Memory Mosaic starts from a"
+        " higher loss: its embedding is N(0, 1) and tied to its output."
+        f" In validations during training {mosaic.label} was {gaps}."
+    ]
 
 
 def _state_neighbours(comparison: Comparison) -> list[str]:
@@ -317,7 +339,11 @@ def _lead(one: Line, other: Line, split: str) -> float:
 
 def _distance(one: Line, other: Line, split: str) -> str:
     """The same in words."""
-    lead = _lead(one, other, split)
+    return _spell_lead(_lead(one, other, split))
+
+
+def _spell_lead(lead: float) -> str:
+    lead = round(lead, DIGITS)
     return f"{abs(lead):.{DIGITS}f} {'ahead' if lead > 0 else 'behind'}" if lead else "equal"
 
 

@@ -49,7 +49,14 @@ def describe(comparison: Comparison) -> str:
     early = {row.step for line in lines for rows in line.rows.values() for row in rows} - {comparison.steps}
     text += f" Evaluated at step {span(n for line in lines for n in line.steps)}." if early else ""
     text += "".join(f" {column.note}" for column in _list_columns(comparison) if column.note)
-    return text + (" What else ran on the machine is not noted." if _list_costs(comparison) else "")
+    return text + (f" {_describe_sharing(comparison)}" if _list_costs(comparison) else "")
+
+
+def _describe_sharing(comparison: Comparison) -> str:
+    """How many runs may have shared the GPU, as far as their commands tell."""
+    most = max(run.workers for line in comparison.lines for run in line.runs)
+    shared = f"Up to {most} runs shared the GPU, so these need not be the times of a run alone. " if most > 1 else ""
+    return f"{shared}What else ran on the machine is not noted."
 
 
 def format_markdown(comparison: Comparison) -> str:

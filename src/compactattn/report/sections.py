@@ -249,9 +249,12 @@ def _make_depth(compared: lm_comparison.Comparison, name: str, draw: Collection[
 
 
 def _draw_language_modelling(compared: lm_comparison.Comparison, name: str, draw: Collection[str] | None) -> dict[str, Picture]:
-    smoothed = "the mean over windows and seeds, as a moving average over positions that fades by a tenth with each one"
+    several = any(len(line.seeds) > 1 for line in compared.lines)
+    over = f"windows{' and seeds' if several else ''}"
+    smoothed = f"the mean over {over}, as a moving average over positions that fades by a tenth with each one"
     arrows, looks = lm_figures.describe_arrows, palette.describe_looks(_variants(compared))
-    validation = f"Validation loss on held-out {compared.corpus} against the training step, the mean over seeds"
+    validation = f"Validation loss on held-out {compared.corpus} against the training step"
+    validation += ", the mean over seeds" if several else ""
     positions = f"Loss against the tokens read in a window, in nats: {smoothed}."
     differences = "The same less that of Gaussian attention: below zero is better than it."
     drawn: Drawn = {

@@ -1,4 +1,5 @@
-"""Writes the tables of benchmarks/README.md and README.md from the rows in benchmarks/results.
+"""Writes every page with measured numbers from their files: benchmarks/README.md and README.md from benchmarks/results, and
+docs/experiments.md with its pictures from results.
 
 python -m benchmarks.report
 """
@@ -9,13 +10,14 @@ import re
 from pathlib import Path
 
 from benchmarks.common import read
-from benchmarks.experiments import references_section, results_section
+from benchmarks.experiments import draw_pictures, references_section, results_section
 from compactattn.bench.contestants import AUTOTUNING, CONTESTANTS
 from compactattn.bench.goals import BEHIND_TRANSFORMER, HEAD_DIMS, TOKENS_PER_SECOND, count_verdicts, format_goals
 from compactattn.bench.results import Row
 from compactattn.bench.results import format_markdown as table
 
 ROOT = Path(__file__).parent.parent
+CURVES = ("validation", "positions")  # the pictures of language modelling that stand in docs/experiments.md
 TEXT = ("text", "tokenizer")  # what names a row of preparation
 
 
@@ -422,7 +424,7 @@ def pages() -> dict[Path, str]:
     text = fill(experiments.read_text(), "length-gen", results_section("length-gen", 3))
     text = fill(text, "regbench", results_section("regbench", 4))
     text = fill(text, "references", references_section())
-    text = fill(text, "lm", results_section("lm", 4))
+    text = fill(text, "lm", results_section("lm", 4, pictures=CURVES))
     return {
         ROOT / "benchmarks" / "README.md": benchmarks_page(),
         readme: fill(readme.read_text(), "benchmarks", readme_section()),
@@ -437,8 +439,9 @@ def fill(text: str, name: str, section: str) -> str:
 
 
 def main() -> None:
-    for path, text in pages().items():
-        path.write_text(text)
+    files = {path: text.encode() for path, text in pages().items()} | draw_pictures("lm", CURVES)
+    for path, content in files.items():
+        path.write_bytes(content)
         print("wrote", path.relative_to(ROOT))
 
 

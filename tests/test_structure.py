@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import report
+from benchmarks.experiments import identify
+from PIL import Image
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "compactattn"
@@ -80,6 +82,16 @@ def test_every_row_of_the_equations_names_functions_and_tests_that_exist():
 def test_every_page_with_measured_numbers_is_written_from_the_result_files():
     for path, text in report.pages().items():
         assert path.read_text() == text, f"{path.name} differs from its data; run python -m benchmarks.report"
+
+
+def test_every_picture_of_results_is_drawn_from_the_result_files():
+    linked = re.findall(r"\]\(images/([^)]+)\)", (ROOT / "docs" / "experiments.md").read_text())
+    pictures = {path.name: path for path in (ROOT / "docs" / "images").glob("lm-*.png")}
+    assert sorted(linked) == sorted(pictures)
+    for path in pictures.values():
+        noted = Image.open(path).text["Source"]
+        assert noted == identify("lm"), f"{path.name} was drawn from other results; run python -m benchmarks.report"
+        assert path.stat().st_size < 150_000
 
 
 def test_the_code_in_the_readme_runs():

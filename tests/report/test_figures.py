@@ -85,6 +85,15 @@ def test_every_line_is_named_beside_the_plot(comparison, drawn):
         assert written == {line.label for line in comparison.lines}
 
 
+def test_no_name_is_joined_to_an_end_that_is_out_of_view():
+    _, panel = figures.one_panel(3)
+    panel.set(xlim=(0, 1), ylim=(0, 1))
+    look = palette.look_of(MAIN.rows[0].variant)
+    figures.name_ends(panel, [("below", -0.05, 1.0, look), ("within", 0.5, 1.0, look), ("above", 1.05, 1.0, look)])
+    leaders = [line for line in panel.get_lines() if line.get_linewidth() == 0.5]
+    assert [line.get_ydata()[0] for line in leaders] == [0.5]
+
+
 def test_bands_are_drawn_over_seeds_while_they_can_be_told_apart(comparison):
     def bands(runs):
         (compared,) = compare(runs)

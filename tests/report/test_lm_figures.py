@@ -10,6 +10,8 @@ from test_figures import assert_readable
 from compactattn.report import lm_figures
 from compactattn.report.figures import draw_training
 from compactattn.report.lm_comparison import compare, smooth_positions
+from compactattn.report.lm_paper import ROWS, TOP_SOFTMAX, TOP_UNIFORM
+from compactattn.report.palette import describe_looks, look_of
 from compactattn.report.sections import make_sections
 
 DRAW = {
@@ -68,6 +70,43 @@ def test_a_line_that_would_squeeze_the_others_leaves_the_closer_view_with_an_arr
     assert lm_figures.find_far({"a": 1.0, "b": 1.01, "c": 1.02, "d": 3.0}) == {"d"}
     assert lm_figures.find_far({"a": 1.0, "b": 3.0}) == set()
     assert lm_figures.find_far({"a": 1.0, "b": 1.0}) == set()
+
+
+@pytest.fixture(scope="module")
+def parted():
+    """A line far above the others and a transformer far below them."""
+    ends = {"gaussian": 2.50, "sparsemax": 2.49, "biweight": 2.48, "triweight": 2.47, "relumax": 2.51, "norm_relu": 3.5}
+    runs = [make_run(loss, kernel=kernel) for kernel, loss in ends.items()]
+    return compare([*runs, make_run(1.7, kernel="gaussian", architecture="transformer")])[0]
+
+
+def test_a_line_far_below_leaves_the_closer_views_too(parted, monkeypatch):
+    figure = lm_figures.draw_validation(parted)
+    whole, *closer = figure.axes
+    for panel in closer:
+        arrows = {text.get_text() for text in panel.texts if text.get_text()[-1] in "↑↓"}
+        assert arrows == {"normReLU ↑", "Transformer ↓"}
+    assert closer[1].get_ylim()[1] - closer[1].get_ylim()[0] < 0.1
+    assert whole.get_ylim()[0] < 1.7
+    assert lm_figures.describe_arrows(figure) == " An arrow marks a line that is above or below the panel."
+    assert_readable(figure, monkeypatch)
+
+
+def test_a_far_line_stays_where_it_takes_little_room_or_there_is_no_wider_view(parted):
+    panel = lm_figures.draw_positions(parted).axes[0]
+    names = {text.get_text() for text in panel.texts}
+    assert "Transformer" in names  # whose losses reach half as far below those of the others as these among themselves
+    assert lm_figures.find_far({"a": 1.0, "b": 2.0, "c": 2.01, "d": 2.02, "e": 3.0}) == {"a", "e"}
+
+
+def test_all_rows_look_different_without_their_colour_too():
+    """But for the profile, which is what the colour says."""
+    looks = {variant: look_of(variant) for variant in ROWS}
+    assert len(set(looks.values())) == len(ROWS)
+    for kind in (TOP_SOFTMAX, TOP_UNIFORM):
+        assert len({looks[variant].marker for variant in kind}) == len({looks[variant].dashes for variant in kind}) == len(kind)
+    assert "keeps the k nearest keys, with more dots for a larger k." in describe_looks(ROWS)
+    assert "with more dots" not in describe_looks([TOP_SOFTMAX[0], TOP_UNIFORM[0]])
 
 
 def test_each_split_has_a_panel_of_smoothed_losses(comparison, drawn):
@@ -145,6 +184,12 @@ def test_captions_tell_of_what_is_drawn_alone(comparison, drawn):
     (section,) = make_sections([run for line in alone[0].lines for run in line.runs])
     captions = " ".join(picture.caption for picture in section.pictures)
     assert "the last half closer." in captions
+    assert "mean over windows, as" in captions
+    assert "seeds" not in captions
+    (seeded,) = make_sections([make_run(), make_run(seed=1)])
+    told = " ".join(picture.caption for picture in seeded.pictures)
+    assert "training step, the mean over seeds; the" in told
+    assert "mean over windows and seeds, as" in told
     assert "a solid line normalises itself, a dashed line is anchored at the best key." in captions
     for absent in ("Gaussian", "arrow", "dotted", "Long dashes"):
         assert absent not in captions, absent

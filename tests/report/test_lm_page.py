@@ -1,11 +1,13 @@
 """Language modelling has its place on the page and in the documents, with a story of each model as it wrote it."""
 
 import dataclasses
+import io
 import re
 
 import pytest
 from benchmarks import experiments as documents
 from lm_examples import make_all_runs, make_run
+from PIL import Image
 from report_examples import make_run as make_length_run
 from report_examples import tidy, write_lines
 from test_page import Elements
@@ -79,6 +81,25 @@ def test_the_best_models_story_is_open_and_the_others_are_folded(page):
     assert re.findall("<summary>(.*?)</summary>", told) == ["sparsemax", "normReLU"]
     assert told.index('<div class="story">') < told.index("<details>")
     assert told.count("Sampled with temperature 0.8, top-k 50, top-p 0.95, drawn with seed 7") == 3
+    assert told.index("loss 1.700") < told.index("<blockquote>")  # whose it is stands before it
+
+
+def names(stories):
+    return [line.label for line, _ in stories]
+
+
+def test_beside_a_transformer_that_is_best_the_best_mosaics_story_is_open_too():
+    transformers = [make_run(2.0 + rate, rate=rate, kernel="gaussian", architecture="transformer") for rate in (1e-3, 2e-3)]
+    mosaics = [make_run(2.6, kernel="gaussian"), make_run(2.5)]
+    seen, folded = lm_stories.choose_stories(compare([*mosaics, *transformers])[0])
+    assert names(seen) == ["Transformer, rate 0.001", "sparsemax"]
+    assert names(folded) == ["Transformer, rate 0.002", "Gaussian"]
+    seen, folded = lm_stories.choose_stories(compare(transformers)[0])
+    assert (len(seen), len(folded)) == (1, 1)
+    worse = make_run(2.9, kernel="gaussian", architecture="transformer")
+    seen, folded = lm_stories.choose_stories(compare([*mosaics, worse])[0])
+    assert names(seen) == ["sparsemax"]
+    assert names(folded) == ["Gaussian", "Transformer"]
 
 
 def test_a_story_is_escaped_and_keeps_its_lines(page, tmp_path):
@@ -100,7 +121,7 @@ def test_markdown_quotes_a_story():
     quoted = lm_stories.format_markdown(*story_of(" a *fox*\n# ran")).split("\n\n")[1]
     assert quoted == "> **Once** a \\*fox\\*\n> \\# ran\n"
     (comparison,) = compare([dataclasses.replace(make_run(), stories=[Story("Said Tom:\n\n I ", "am *I*.")])])
-    ((line, story),) = lm_stories.choose_stories(comparison)
+    (((line, story),), _) = lm_stories.choose_stories(comparison)
     quoted = lm_stories.format_markdown(comparison, line, story).partition("\n\n")[2]
     assert quoted == "> **Said Tom:**\n>\n>  **I** am \\*I\\*.\n"
     folded = lm_stories.format_markdown(*story_of("Once"), folded=True)
@@ -120,7 +141,7 @@ def test_the_caption_says_how_a_story_was_sampled():
 def test_the_story_shown_is_the_first_of_the_latest_step():
     stories = [Story("", "early", step=5), Story("", "late", step=9), Story("", "later still", step=9)]
     (comparison,) = compare([dataclasses.replace(make_run(), stories=stories)])
-    ((line, story),) = lm_stories.choose_stories(comparison)
+    (((line, story),), _) = lm_stories.choose_stories(comparison)
     assert story.text == "late"
     assert "; one of 3 stories that were saved." in lm_stories.describe_story(comparison, line, story)
     html = lm_stories.format_html(comparison, line, story)
@@ -157,6 +178,30 @@ def test_markdown_says_the_same_and_its_figures_lie_beside_it(folder):
     assert all((folder / path).is_file() for path in linked)
 
 
+def test_the_documents_link_the_pictures_that_are_asked_for_and_tell_what_they_show(tmp_path, monkeypatch):
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    (tmp_path / "results" / "lm").mkdir(parents=True)
+    file = tmp_path / "results" / "lm" / "stories.jsonl"
+    write_lines(file, [make_run(kernel=kernel).to_json() for kernel in KERNELS])
+    text = documents.results_section("lm", 4, pictures=("validation", "positions"))
+    linked = re.findall(r"!\[(.*)\]\((.*)\)\n\n(.*)\n", text)
+    assert [path for _, path, _ in linked] == ["images/lm-stories-1-validation.png", "images/lm-stories-1-positions.png"]
+    for alternative, _, caption in linked:
+        assert caption.startswith(alternative)
+        assert len(alternative) < len(caption)
+    assert "##### Training" not in text  # a heading without its picture
+    drawn = documents.draw_pictures("lm", ("validation", "positions"))
+    assert [path.relative_to(tmp_path / "docs").as_posix() for path in drawn] == [path for _, path, _ in linked]
+    assert documents.draw_pictures("lm", ("validation", "positions")) == drawn
+    for content in drawn.values():
+        picture = Image.open(io.BytesIO(content))
+        assert picture.text == {"Source": documents.identify("lm")}
+        assert picture.width == 848
+        assert len(picture.convert("RGB").getcolors()) > 20
+    file.write_text(file.read_text() + "\n")
+    assert picture.text["Source"] != documents.identify("lm")
+
+
 def test_the_documents_state_that_there_are_no_results_until_there_are(tmp_path, monkeypatch):
     monkeypatch.setattr(documents, "ROOT", tmp_path)
     assert documents.results_section("lm", 4) == "No results yet."
@@ -166,4 +211,7 @@ def test_the_documents_state_that_there_are_no_results_until_there_are(tmp_path,
     assert text.startswith("#### stories (BabiStories substitute), 1 layer, 2,000 steps of 64 windows\n\n**With 1 layer, ")
     assert text.count("\n#### ") == 1
     assert text.count("| **normReLU** | ") == 2
-    assert text.count("> **Once upon a time** there was a small fox.") == 2
+    stories = text[text.index("\n#### ") :]  # the deeper models'
+    assert text.count("> **Once upon a time** there was a small fox.") == stories.count("> **Once upon a time** there was") == 1
+    assert text.count("##### What the models write") == stories.count("##### What the models write") == 1
+    assert text.count("##### Beside the paper") == 2

@@ -72,6 +72,21 @@ def test_the_caption_explains_the_columns_that_are_there():
     assert lm_tables.describe(comparison_of(make_run(wall=0.0))).endswith("Size in parameters.")
 
 
+def test_the_caption_says_how_many_runs_shared_the_gpu():
+    def run(command, **more):
+        return dataclasses.replace(make_run(), environment={"command": command, **more})
+
+    shared = "Up to {} runs shared the GPU, so these need not be the times of a run alone. What else ran on the machine is not"
+    shared += " noted."
+    command = "python results/make.py lm --workers 3"
+    assert lm_tables.describe(comparison_of(run(command))).endswith(shared.format(3))
+    more = run(command, resumed=[{"command": "python results/make.py lm --workers=12 --steps 5"}])
+    assert lm_tables.describe(comparison_of(more)).endswith(shared.format(12))
+    for alone in (run("compactattn train lm"), run("make.py --workers 1"), dataclasses.replace(make_run(), environment={})):
+        assert "shared" not in lm_tables.describe(comparison_of(alone))
+    assert "shared" not in lm_tables.describe(comparison_of(dataclasses.replace(run(command), cost=Cost())))
+
+
 def test_steps_and_tokens_have_columns_where_runs_differ_in_them():
     short = dataclasses.replace(make_run(kernel="gaussian"), steps=1000)
     text = lm_tables.format_markdown(comparison_of(make_run(), short))

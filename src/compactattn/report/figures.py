@@ -162,7 +162,7 @@ def name_ends(panel: Axes, ends: Sequence[tuple[str, float, float, Any]], scale:
     for label, value, x, look in ends:
         place = float(np.mean([next(places) for _ in range(count_lines(label))]))
         style = {"transform": panel.transAxes, "color": look.colour, "clip_on": False}
-        if abs(rise(value) - place) < 0.12:  # a leader from further away would cross too many others
+        if 0 <= rise(value) <= 1 and abs(rise(value) - place) < 0.12:  # one from further away would cross too many others
             start = (scale(x) - left) / (right - left)
             panel.plot([start + 0.012, 1.03], [rise(value), place], linewidth=0.5, alpha=0.5, **style)
         panel.plot([1.035, 1.115], [place, place], linewidth=1.5, linestyle=look.dashes, **style)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import matplotlib
@@ -24,8 +25,9 @@ from compactattn.report.palette import FAINT, MUTED, look_of
 SPACING = 0.12  # of a panel from one marker to the next
 CLOSE = 3  # points of a curve from which on a closer view shows more
 ALL, LATE, GAPS = "validation loss, log scale", "its last half, closer", "the same − Gaussian's"
-ARROW = "↑"  # after the name of a line that is above its panel
-FAR = 5  # times the median distance from the lowest end, from which on a curve leaves a closer view
+UP, DOWN = "↑", "↓"  # after the name of a line that is above or below its panel
+FAR = 8  # times the median distance from the median end, from which on a curve may leave a closer view
+SQUEEZE, ONLY = 1.5, 2.0  # times its height, up to which a view grows for such a curve; where there is no wider one, ONLY
 Curves = Mapping[str, tuple[Line, Curve]]  # by label
 
 
@@ -76,14 +78,15 @@ def describe_views(figure: Figure) -> str:
 
 def describe_arrows(figure: Figure) -> str:
     """What an arrow means, where a name has one."""
-    arrows = any(text.get_text().endswith(ARROW) for panel in figure.axes for text in panel.texts)
-    return " An arrow marks a line that is above the panel." if arrows else ""
+    names = [text.get_text() for panel in figure.axes for text in panel.texts]
+    found = [where for arrow, where in ((UP, "above"), (DOWN, "below")) if any(name.endswith(arrow) for name in names)]
+    return f" An arrow marks a line that is {' or '.join(found)} the panel." if found else ""
 
 
 def draw_positions(comparison: Comparison) -> Figure | None:
     """Loss against the tokens read in a window, smoothed, a panel for each split; None where no run has noted it."""
     found = {split: _by_position(comparison, split) for split in comparison.splits}
-    return _draw_by_position(found, "loss", _draw_close)
+    return _draw_by_position(found, "loss", partial(_draw_close, most=ONLY))
 
 
 def draw_differences(comparison: Comparison) -> Figure | None:
@@ -133,7 +136,7 @@ def _pick(curves: Curves) -> Curves:
 
 def _room(curves: Mapping[str, object], least: float = 2.0) -> float:
     """Inches that a panel needs for the names beside it."""
-    return max(least, 0.2 + LINE_HEIGHT * sum(count_lines(f"{label} {ARROW}") for label in curves))
+    return max(least, 0.2 + LINE_HEIGHT * sum(count_lines(f"{label} {UP}") for label in curves))
 
 
 def _stack(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
@@ -151,10 +154,23 @@ def _stack(heights: Sequence[float]) -> tuple[Figure, list[Axes]]:
 
 
 def find_far(ends: Mapping[str, float]) -> set[str]:
-    """The names whose ends are so much higher than the others' that a view of all would show no difference between those."""
-    lowest = min(ends.values())
-    typical = float(np.median([end - lowest for end in ends.values()]))
-    return {name for name, end in ends.items() if typical > 0 and end - lowest > FAR * typical}
+    """The names whose ends are so far from the others' that a view of all would show no difference between those."""
+    middle = float(np.median(list(ends.values())))
+    typical = float(np.median([abs(end - middle) for end in ends.values()]))
+    return {name for name, end in ends.items() if typical > 0 and abs(end - middle) > FAR * typical}
+
+
+def _choose_view(curves: Curves, shown: Sequence[float], most: float) -> tuple[float, float]:
+    """The least and the greatest value of a closer view: of the near curves, and of a far one where it takes little room."""
+    far = find_far({label: curve[-1][1] for label, (_, curve) in curves.items()})
+    near = [y for label, (_, curve) in curves.items() if label not in far for _, y in curve] + list(shown)
+    low, high = min(near), max(near)
+    room = most * (high - low)
+    spans = ([y for _, y in curve] for label, (_, curve) in curves.items() if label in far)
+    for ys in sorted(spans, key=lambda ys: max(low - min(ys), max(ys) - high)):
+        if max(high, *ys) - min(low, *ys) <= room:
+            low, high = min(low, *ys), max(high, *ys)
+    return low, high
 
 
 def _draw_differences(panel: Axes, curves: Curves) -> None:
@@ -165,14 +181,13 @@ def _draw_differences(panel: Axes, curves: Curves) -> None:
     panel.yaxis.set_major_formatter(lambda y, _: f"{y:+.3g}".replace("-", "−") if abs(y) > 1e-9 else "0")
 
 
-def _draw_close(panel: Axes, curves: Curves, *shown: float) -> None:
+def _draw_close(panel: Axes, curves: Curves, *shown: float, most: float = SQUEEZE) -> None:
     """The curves at a scale that parts the near ones; values in `shown` are in view too."""
-    far = find_far({label: curve[-1][1] for label, (_, curve) in curves.items()})
-    near = [y for label, (_, curve) in curves.items() if label not in far for _, y in curve] + list(shown)
+    low, high = _choose_view(curves, shown, most)
     for line, curve in curves.values():
         draw_curve(panel, line, curve, SPACING)
-    margin = 0.06 * (max(near) - min(near)) or 0.01
-    panel.set_ylim(min(near) - margin, max(near) + margin)
+    margin = 0.06 * (high - low) or 0.01
+    panel.set_ylim(low - margin, high + margin)
 
 
 def _scale_positions(panel: Axes, curves: Curves) -> None:
@@ -185,9 +200,10 @@ def _scale_positions(panel: Axes, curves: Curves) -> None:
 
 
 def _name_curves(panel: Axes, curves: Curves, scale: Any = lambda x: x) -> None:
-    top = panel.get_ylim()[1]
+    low, high = panel.get_ylim()
     ends = [
-        (f"{label} {ARROW}" if curve[-1][1] > top else label, curve[-1][1], curve[-1][0], look_of(line.variant))
+        (f"{label}{f' {UP}' if y > high else f' {DOWN}' if y < low else ''}", y, x, look_of(line.variant))
         for label, (line, curve) in curves.items()
+        for x, y in curve[-1:]
     ]
     name_ends(panel, sorted(ends, key=lambda end: end[1]), scale)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from compactattn.experiments.language_modelling import RATES, WARMUP, choose_rates
@@ -12,6 +12,7 @@ from compactattn.report.finding import Finding
 from compactattn.report.lines import ONE_SEED, list_changes, list_doubts, name_line, span
 from compactattn.report.lm_comparison import Comparison, Line, mean_validations, mean_within
 from compactattn.report.lm_paper import Claim
+from compactattn.report.lm_rates import rates_of, spell_rate, tell_apart, tell_odd
 from compactattn.report.lm_tables import name_split
 from compactattn.report.runs import Run
 
@@ -24,6 +25,7 @@ def find(comparison: Comparison) -> Finding:
     details = [
         *_state_fields(comparison),
         *_state_transformer(comparison),
+        *_state_start(comparison),
         *_state_neighbours(comparison),
         *_state_rise(comparison),
         *_state_failures(comparison),
@@ -47,6 +49,7 @@ def _state_headline(comparison: Comparison) -> str:
         False: ", no further apart than seeds explain",
     }
     pair = f"predicts {text} at {_loss(best, split)} nats a token, {name_line(base)} at {_loss(base, split)}{sure[known]}"
+    pair += _add(tell_apart([best], base))
     if _lead(best, base, split) > 0:
         return f"{start}, {best.label} {pair}."
     return f"{start}, no compact kernel is ahead of {name_line(base)}: the best, {best.label}, {pair}."
@@ -54,27 +57,50 @@ def _state_headline(comparison: Comparison) -> str:
 
 def _state_fields(comparison: Comparison) -> list[str]:
     """How many compact kernels are ahead of Gaussian attention on each split."""
-    parts = []
+    parts, others = [], []
     for split, base, rivals in comparison.contests():
+        others.append(tell_apart(rivals, base))
         ahead = [line for line in rivals if _lead(line, base, split) > 0]
         sure = [_judge(comparison, split, line, base) for line in ahead]
         beyond = "" if None in sure or not ahead else f" ({sum(map(bool, sure))} by more than seeds explain)"
         parts.append(f"{len(ahead)} of {len(rivals)} on {name_split(split)}{beyond}")
-    return [f"Compact kernels ahead of Gaussian attention: {', '.join(parts)}."] if parts else []
+    return [f"Compact kernels ahead of Gaussian attention: {', '.join(parts)}{_add(*others)}."] if parts else []
 
 
 def _state_transformer(comparison: Comparison) -> list[str]:
     """The best mosaic against the transformer, on every split."""
-    parts, sizes = [], []
+    parts, sizes, others = [], [], []
     for split in comparison.splits:
         mosaic = next((line for line in comparison.on(split) if line.variant.architecture == "mosaic"), None)
         other = next((line for line in comparison.on(split) if line.variant.architecture == "transformer"), None)
         if mosaic is not None and other is not None:
             parts.append(f"{_distance(mosaic, other, split)} on {name_split(split)} ({mosaic.label})")
             sizes.append(state_sizes(mosaic.runs[0].config.model, other.runs[0].config.model))
+            others.append(tell_apart([other], mosaic))
     found = " or ".join(size for size in dict.fromkeys(sizes) if size)
     which = f"the best Memory Mosaic, of {found}," if found else "the best Memory Mosaic"
-    return [f"Against the Transformer, {which} is {', '.join(parts)}."] if parts else []
+    return [f"Against the Transformer, {which} is {', '.join(parts)}{_add(*others)}."] if parts else []
+
+
+def _state_start(comparison: Comparison) -> list[str]:
+    """How far the best mosaic was behind the transformer on the way, where training is but a part of the paper's."""
+    ranked = comparison.on(comparison.home)
+    mosaic, other = (
+        next((line for line in ranked if line.variant.architecture == name), None) for name in ("mosaic", "transformer")
+    )
+    if mosaic is None or other is None or not 0 < comparison.tokens < paper.TOKENS:
+        return []
+    ours, theirs = dict(mean_validations(mosaic)), dict(mean_validations(other))
+    steps = [step for step in ours if step in theirs]
+    if len(steps) < 2:
+        return []
+    shown = dict.fromkeys((steps[0], steps[(len(steps) - 1) // 2], steps[-1]))
+    gaps = ", ".join(f"{_spell_lead(theirs[step] - ours[step])} at step {step:,}" for step in shown)
+    return [
+        f"This is after {_share(comparison.tokens / paper.TOKENS)} of the paper's tokens, and a Memory Mosaic starts from a"
+        " higher loss: its embedding is N(0, 1) and tied to its output."
+        f" In validations during training {mosaic.label} was {gaps}."
+    ]
 
 
 def _state_neighbours(comparison: Comparison) -> list[str]:
@@ -140,16 +166,25 @@ def rank(comparison: Comparison) -> list[str]:
 
 
 def list_kernels(comparison: Comparison) -> list[str]:
-    """The compact kernels against Gaussian attention, an item for each split."""
+    """The compact kernels against Gaussian attention, an item for each split; where the best or the last of them had another
+    learning rate, also the best or the last of those that had the same."""
     items = []
     for split, base, rivals in comparison.contests():
         first, last = rivals[0], rivals[-1]
-        parts = [
-            f"the best, {first.label}, is {_distance(first, base, split)}{_state_judgement(comparison, split, first, base)}"
-        ]
-        parts += [f"the last, {last.label}, {_distance(last, base, split)}"] if last is not first else []
+        judged = _state_judgement(comparison, split, first, base)
+        parts = [f"the best, {first.label}, is {_distance(first, base, split)}{judged}{_state_rate(split, rivals, base)}"]
+        if last is not first:
+            parts.append(f"the last, {last.label}, {_distance(last, base, split)}{_state_rate(split, rivals[::-1], base)}")
         items.append(f"{_capital(name_split(split))} (Gaussian {_loss(base, split)}): {'; '.join(parts)}.")
     return items
+
+
+def _state_rate(split: str, ranked: Sequence[Line], base: Line) -> str:
+    """That the first of some lines had another learning rate than Gaussian attention, and who comes first that had the same."""
+    other = tell_apart(ranked[:1], base)
+    alike = next((line for line in ranked if rates_of(line) == rates_of(base)), None)
+    then = f"; of those at Gaussian's rate {alike.label}, {_distance(alike, base, split)}" if alike else ""
+    return f" ({other}{then})" if other else ""
 
 
 def _state_judgement(comparison: Comparison, split: str, one: Line, other: Line) -> str:
@@ -192,26 +227,39 @@ def state_published(comparison: Comparison) -> list[str]:
 def _test(comparison: Comparison, claim: Claim) -> str:
     """What our losses say to a claim; nothing where not all of it can be looked at."""
     lower, higher = (_measure(comparison, claim, variants) for variants in (claim.lower, claim.higher))
+    involved = [line for line in comparison.lines if line.label in lower | higher]
     if claim.higher:
-        pairs = [(ours, theirs) for ours in lower.values() for theirs in higher.values()]
-        held = sum(round(ours, DIGITS) < round(theirs, DIGITS) for ours, theirs in pairs)
+        pairs = {(one, other): round(lower[one], DIGITS) < round(higher[other], DIGITS) for one in lower for other in higher}
         where = f" over the first {claim.within} tokens" if claim.within else ""
-        return f"holds for {held} of {len(pairs)} pairs{where}{_state_extremes(lower, higher)}" if pairs else ""
+        count = f"{sum(pairs.values())} of {len(pairs)} pairs{where}{_count_alike(comparison, involved, pairs)}"
+        return f"holds for {count}{_state_extremes(lower, higher)}" if pairs else ""
     if len(lower) < 2:
         return ""
     low, high = min(lower, key=lower.__getitem__), max(lower, key=lower.__getitem__)
-    return f"they lie between {low} ({lower[low]:.3f}) and {high} ({lower[high]:.3f}), {lower[high] - lower[low]:.3f} apart"
+    apart = f"{lower[high] - lower[low]:.3f} apart{_add(tell_odd(comparison, involved))}"
+    return f"they lie between {low} ({lower[low]:.3f}) and {high} ({lower[high]:.3f}), {apart}"
+
+
+def _count_alike(comparison: Comparison, lines: Sequence[Line], pairs: Mapping[tuple[str, str], bool]) -> str:
+    """How many of the pairs have one learning rate and hold, and who has another; nothing where all have one."""
+    rates = {line.label: rates_of(line) for line in lines}
+    alike = [held for (one, other), held in pairs.items() if rates[one] == rates[other]]
+    if len(alike) == len(pairs):
+        return ""
+    count = f"{sum(alike)} of {len(alike)}" if alike else "none"
+    return f", {count} at one learning rate ({tell_odd(comparison, lines)})"
 
 
 def _count_rises(comparison: Comparison) -> str:
     """How often the validation loss of Gaussian top-k rose from one validation to the next, beside that of the Gaussian."""
-    parts = []
-    for line in (line for line in comparison.lines if line.variant in paper.TOP_SOFTMAX + paper.GAUSSIAN):
+    parts, lines = [], [line for line in comparison.lines if line.variant in paper.TOP_SOFTMAX + paper.GAUSSIAN]
+    for line in lines:
         losses = [loss for _, loss in mean_validations(line)]
         rises = sum(later > earlier for earlier, later in pairwise(losses))
         parts += [f"{rises} of {len(losses) - 1} times with {line.label}"] if len(losses) > 1 else []
-    nearest = any(line.variant in paper.TOP_SOFTMAX for line in comparison.lines)
-    return f"from one validation to the next the loss rose {', '.join(parts)}" if parts and nearest else ""
+    nearest = any(line.variant in paper.TOP_SOFTMAX for line in lines)
+    other = _add(tell_odd(comparison, lines))
+    return f"from one validation to the next the loss rose {', '.join(parts)}{other}" if parts and nearest else ""
 
 
 def _state_extremes(lower: dict[str, float], higher: dict[str, float]) -> str:
@@ -272,7 +320,7 @@ def _list_rates(comparison: Comparison, runs: Sequence[Run]) -> list[str]:
     for name, words in (("rate", "learning rate"), ("final_rate", "last learning rate")):
         pairs = {(getattr(run.config.training, name), getattr(choose_rates(run.config.model), name)) for run in runs}
         others = sorted((ours, theirs) for ours, theirs in pairs if ours != theirs and comparison.layers in RATES)
-        notes += [f"{words}: {ours}; in the paper {theirs}" for ours, theirs in others]
+        notes += [f"{words}: {spell_rate(ours)}; in the paper {spell_rate(theirs)}" for ours, theirs in others]
     return notes
 
 
@@ -291,12 +339,21 @@ def _lead(one: Line, other: Line, split: str) -> float:
 
 def _distance(one: Line, other: Line, split: str) -> str:
     """The same in words."""
-    lead = _lead(one, other, split)
+    return _spell_lead(_lead(one, other, split))
+
+
+def _spell_lead(lead: float) -> str:
+    lead = round(lead, DIGITS)
     return f"{abs(lead):.{DIGITS}f} {'ahead' if lead > 0 else 'behind'}" if lead else "equal"
 
 
 def _loss(line: Line, split: str) -> str:
     return f"{line.cells[split].loss.mean:.{DIGITS}f}"
+
+
+def _add(*clauses: str) -> str:
+    """Clauses at the end of a sentence, each once."""
+    return "".join(f"; {clause}" for clause in dict.fromkeys(clauses) if clause)
 
 
 def _share(share: float) -> str:

@@ -1,4 +1,4 @@
-"""What the models write: a story of each variant, the best first, with how it was sampled."""
+"""What the models write: a story of each variant, the best first, each after whose it is and how it was sampled."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ from compactattn.report.lm_comparison import Comparison, Line, choose_story
 from compactattn.report.tables import fold
 
 
-def choose_stories(comparison: Comparison) -> list[tuple[Line, Story]]:
-    """The first story of each variant, by validation loss; of a variant without that loss, after the others."""
+def choose_stories(comparison: Comparison) -> tuple[list[tuple[Line, Story]], list[tuple[Line, Story]]]:
+    """The stories to be seen first, and the others: the first of each variant, by validation loss, those without one last.
+
+    To be seen first are that of the best model, and where it is no Memory Mosaic, also that of the best mosaic.
+    """
     ranked = comparison.on(comparison.home)
     ranked += [line for line in comparison.lines if line not in ranked]
-    return [(line, story) for line in ranked if (story := choose_story(line)) is not None]
+    told = [(line, story) for line in ranked if (story := choose_story(line)) is not None]
+    mosaic = next((pair for pair in told if pair[0].variant.architecture == "mosaic"), None)
+    seen = told[:1] + ([mosaic] if mosaic is not None and mosaic is not told[0] else [])
+    return seen, [pair for pair in told if not any(pair is one for one in seen)]
 
 
 def describe_story(comparison: Comparison, line: Line, story: Story) -> str:
@@ -38,7 +44,7 @@ def format_html(comparison: Comparison, line: Line, story: Story, folded: bool =
     """The story as a quiet block of HTML, folded away where it is not the one to be seen first."""
     caption = escape(describe_story(comparison, line, story))
     text = f"<blockquote>{f'<b>{escape(story.prompt)}</b>' if story.prompt else ''}{escape(story.text.rstrip())}</blockquote>"
-    block = f'<div class="story">{text}<p class="caption">{caption}</p></div>'
+    block = f'<div class="story"><p class="caption">{caption}</p>{text}</div>'
     return fold(escape(line.label), block) if folded else block
 
 

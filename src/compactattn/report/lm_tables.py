@@ -10,6 +10,7 @@ from compactattn.report import lm_paper as paper
 from compactattn.report.facts import format_duration
 from compactattn.report.lines import Spread, span
 from compactattn.report.lm_comparison import Comparison, Line, count_size, mean_cost
+from compactattn.report.lm_rates import describe_rates
 from compactattn.report.tables import NONE, join_html, join_markdown, name_row
 
 CLEAR = 0.05  # nats behind the best, within which a tint does not fade to nothing
@@ -44,11 +45,18 @@ def describe(comparison: Comparison) -> str:
         f"Ours: {seeds} {'seed' if seeds == '1' else 'seeds'}, {comparison.steps:,} steps of {comparison.batch:,} windows"
     )
     text += f" of {comparison.length:,} tokens, so {comparison.tokens:,} tokens seen by each" if comparison.tokens else ""
-    text += f"; judged on windows: {judged}."
+    text += f"; judged on windows: {judged}. {describe_rates(comparison)}"
     early = {row.step for line in lines for rows in line.rows.values() for row in rows} - {comparison.steps}
     text += f" Evaluated at step {span(n for line in lines for n in line.steps)}." if early else ""
     text += "".join(f" {column.note}" for column in _list_columns(comparison) if column.note)
-    return text + (" What else ran on the machine is not noted." if _list_costs(comparison) else "")
+    return text + (f" {_describe_sharing(comparison)}" if _list_costs(comparison) else "")
+
+
+def _describe_sharing(comparison: Comparison) -> str:
+    """How many runs may have shared the GPU, as far as their commands tell."""
+    most = max(run.workers for line in comparison.lines for run in line.runs)
+    shared = f"Up to {most} runs shared the GPU, so these need not be the times of a run alone. " if most > 1 else ""
+    return f"{shared}What else ran on the machine is not noted."
 
 
 def format_markdown(comparison: Comparison) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -295,11 +296,11 @@ def _write_markdown(sections: list[Section], inside: list[Part], runs: Sequence[
     return "\n\n".join(part.strip() for part in parts if part.strip()) + "\n"
 
 
-def mark_down(part: Part, level: int = 3) -> str:
-    """A part as Markdown, its heading at some level."""
+def mark_down(part: Part, level: int = 3, folder: str = "figures") -> str:
+    """A part as Markdown, its heading at some level, its picture in some folder."""
     match part:
         case Picture():
-            return _link(part)
+            return _link(part, folder)
         case Grid():
             return f"{_plain(part.caption)}\n\n{part.markdown}"
         case Heading():
@@ -310,8 +311,10 @@ def mark_down(part: Part, level: int = 3) -> str:
             return "\n".join(f"- {_plain(item)}" for item in part.items)
 
 
-def _link(picture: Picture) -> str:
-    return f"![{_plain(picture.caption)}](figures/{picture.name}.png)"
+def _link(picture: Picture, folder: str) -> str:
+    """The picture, and below it its caption, of which what stands in its place where it cannot be seen is the beginning."""
+    caption = _plain(picture.caption)
+    return f"![{re.split('[:;.]( |$)', caption)[0]}]({folder}/{picture.name}.png)\n\n{caption}"
 
 
 def _plain(text: str) -> str:

@@ -1,4 +1,4 @@
-"""One look for a variant in every figure and table: colour says the profile, dashes and marker the support rule.
+"""One look for a variant in every figure and table: colour says the profile, dashes and marker the support rule and its k.
 
 An architecture without a kernel has a colour and a marker of its own.
 """
@@ -45,8 +45,9 @@ _RULES: dict[type[Rule], tuple[Any, str]] = {
     Normalising: ("-", "o"),
     Anchored: ((0, (4, 1.6)), "s"),
     Fixed: ((0, (1.3, 1.3)), "^"),
-    Nearest: ((0, (5, 1.4, 1.2, 1.4)), "D"),
+    Nearest: ((0, (5, 1.4, 1.2, 1.4)), "<"),
 }
+_LARGER = {16: ((0, (5, 1.4, *(1.2, 1.4) * 2)), "D"), 32: ((0, (5, 1.4, *(1.2, 1.4) * 3)), ">")}  # by the k that is exceeded
 
 
 class Look(NamedTuple):
@@ -63,15 +64,21 @@ def look_of(variant: Variant) -> Look:
         colour, _, marker = _RECURRENT.get(variant.architecture, (_OTHER, "", "h"))
         return Look(colour, (0, (7, 1.2)), marker, variant.positions != "none")
     colour = _TRANSFORMER if variant.architecture == "transformer" else colour_of(variant.kernel)
-    dashes, marker = _RULES[type(variant.kernel.rule)]
+    dashes, marker = _dash(variant.kernel.rule)
     return Look(colour, dashes, marker, variant.positions != "none")
+
+
+def _dash(rule: Rule) -> tuple[Any, str]:
+    larger = [look for k, look in _LARGER.items() if isinstance(rule, Nearest) and rule.k > k]
+    return larger[-1] if larger else _RULES[type(rule)]
 
 
 def describe_looks(variants: Iterable[Variant]) -> str:
     """What colours, dashes and markers mean, as far as they occur."""
     variants = list(variants)
-    rules = {type(variant.kernel.rule) for variant in variants if variant.kernel is not None}
-    said = [text for rule, text in _SAID.items() if rule in rules]
+    rules = {variant.kernel.rule for variant in variants if variant.kernel is not None}
+    said = [text for kind, text in _SAID.items() if any(isinstance(rule, kind) for rule in rules)]
+    said += ["with more dots for a larger k"] if len({_dash(rule) for rule in rules if isinstance(rule, Nearest)}) > 1 else []
     text = f" Colour is the kernel's profile; {', '.join(said)}." if said else ""
     without = any(variant.kernel is None for variant in variants)
     return text + (" Long dashes with a colour and a marker of their own: architectures without a kernel." if without else "")

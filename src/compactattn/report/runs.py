@@ -6,6 +6,7 @@ Nothing is read out of a folder's name. What is malformed is told in one sentenc
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -52,6 +53,12 @@ class Run:
     @property
     def variant(self) -> Variant:
         return Variant.of(asdict(self.config.model))
+
+    @property
+    def workers(self) -> int:
+        """The most runs that the command which made it carries out at a time; 1 where it does not tell."""
+        parts = (self.environment, *self.environment.get("resumed", ()))
+        return max(int(n) for part in parts for n in ["1", *re.findall(r"--workers[= ](\d+)", str(part.get("command")))])
 
     @property
     def setting(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
@@ -30,6 +30,7 @@ from compactattn.report.lines import Line
 from compactattn.report.runs import Run
 
 DEPARTURES, KERNELS = "Where this departs from the paper", "Compact kernels against Gaussian attention"
+STORIES = "What the models write"
 
 
 class Heading(NamedTuple):
@@ -62,6 +63,7 @@ class Picture(NamedTuple):
 
 
 Part = Heading | Sentences | Items | Grid | Picture
+Drawn = dict[str, tuple[Callable[[], Figure | None], str | Callable[[Figure], str]]]  # by key: how to draw it, and its caption
 
 
 class Section(NamedTuple):
@@ -82,8 +84,11 @@ class Section(NamedTuple):
         return [part for part in self.parts if isinstance(part, Picture)]
 
 
-def make_sections(runs: Sequence[Run], draw: bool = True) -> list[Section]:
-    """A section for each comparison that the runs allow, experiment by experiment; without pictures if told not to draw."""
+def make_sections(runs: Sequence[Run], draw: Collection[str] | None = None) -> list[Section]:
+    """A section for each comparison that the runs allow, experiment by experiment.
+
+    `draw` names the pictures to draw, as in ("validation", "positions"); None stands for all of them.
+    """
     return [
         *(_make_length_generalisation(compared, draw) for compared in comparison.compare(runs)),
         *(_make_regbench(compared, draw) for compared in regbench_comparison.compare(runs)),
@@ -107,11 +112,11 @@ def name_task(section: Section, run: Run) -> str:
     return f"{section.subject}, {examples:,} examples" if isinstance(examples, int) else section.subject
 
 
-def _make_length_generalisation(compared: comparison.Comparison, draw: bool) -> Section:
+def _make_length_generalisation(compared: comparison.Comparison, draw: Collection[str] | None) -> Section:
     published = compared.mode == comparison.MODES[0]
     name = _slug(f"{compared.task}-{compared.longest}" if not compared.published else compared.task)
     name += "" if published else f"-{_slug(compared.mode)}"
-    pictures = _draw_length_generalisation(compared, name) if draw else {}
+    pictures = _draw_length_generalisation(compared, name, draw)
     grid = Grid(tables.format_html(compared, _colour), tables.format_markdown(compared), tables.describe(compared))
     parts: list[Part] = [*_illustrate(pictures.get("extrapolation")), grid]
     parts += _beside_paper(finding.hold_against_paper(compared), pictures.get("paper"), compared.not_run())
@@ -123,20 +128,19 @@ def _make_length_generalisation(compared: comparison.Comparison, draw: bool) -> 
     return Section(name, experiment, compared.title, title, compared.mode, link, found, parts, compared.lines)
 
 
-def _draw_length_generalisation(compared: comparison.Comparison, name: str) -> dict[str, Picture]:
+def _draw_length_generalisation(compared: comparison.Comparison, name: str, draw: Collection[str] | None) -> dict[str, Picture]:
     caption = f"Exact match on {compared.title} against the length of the source, {compared.mode}."
     caption += palette.describe_looks(_variants(compared))
     if figures.shows_bands(compared):
         single = any(cell.seeds == 1 for line in compared.lines for cell in line.cells.values())
         caption += f" Bands: 95 % interval of the mean over seeds{', or of one seed over test samples' if single else ''}."
-    pictures = {"extrapolation": Picture(f"{name}-extrapolation", figures.draw_extrapolation(compared), caption)}
+    drawn: Drawn = {"extrapolation": (lambda: figures.draw_extrapolation(compared), caption)}
     if finding.hold_against_paper(compared):
         caption = "Each kernel alone: our means and the paper's. The runs differ in their training, as listed below."
-        pictures["paper"] = Picture(f"{name}-paper", figures.draw_against_paper(compared), caption)
-    training = figures.draw_training(compared.lines) if compared.mode == comparison.MODES[0] else None
-    if training is not None:
-        pictures["training"] = Picture(f"{name}-training", training, _describe_training(compared.title))
-    return pictures
+        drawn["paper"] = (lambda: figures.draw_against_paper(compared), caption)
+    if compared.mode == comparison.MODES[0]:
+        drawn["training"] = (lambda: figures.draw_training(compared.lines), _describe_training(compared.title))
+    return _draw_all(drawn, name, draw)
 
 
 def _describe_training(subject: str) -> str:
@@ -152,11 +156,11 @@ def _name_missing(rows: Sequence[str]) -> list[Part]:
     return [Sentences([f"Of the paper, not run here: {', '.join(rows)}."])] if rows else []
 
 
-def _make_regbench(compared: regbench_comparison.Comparison, draw: bool) -> Section:
+def _make_regbench(compared: regbench_comparison.Comparison, draw: Collection[str] | None) -> Section:
     title = compared.title[0].upper() + compared.title[1:]
     name = _slug(title) + (f"-{zlib.crc32(repr(compared.changes).encode()):08x}" if compared.changes else "")
     name += "" if compared.split == regbench_comparison.SPLIT else f"-{_slug(compared.split)}"
-    pictures = _draw_regbench(compared, name) if draw else {}
+    pictures = _draw_regbench(compared, name, draw)
     grid = Grid(
         regbench_tables.format_html(compared, _colour),
         regbench_tables.format_markdown(compared),
@@ -177,13 +181,13 @@ def _make_regbench(compared: regbench_comparison.Comparison, draw: bool) -> Sect
     )
 
 
-def _draw_regbench(compared: regbench_comparison.Comparison, name: str) -> dict[str, Picture]:
+def _draw_regbench(compared: regbench_comparison.Comparison, name: str, draw: Collection[str] | None) -> dict[str, Picture]:
     size = compared.main_size
     caption = f"Accuracy and TVD on {compared.title} against the number of training examples."
     caption += palette.describe_looks(_variants(compared))
     caption += " Bands: 95 % interval of the mean over seeds." if regbench_figures.shows_bands(compared) else ""
     caption += " Grey lines: n-grams of the context, without training." if compared.references else ""
-    drawn: dict[str, tuple[Callable[[], Figure | None], str]] = {
+    drawn: Drawn = {
         "sizes": (lambda: regbench_figures.draw_sizes(compared), caption),
         "positions": (
             lambda: regbench_figures.draw_positions(compared, size),
@@ -200,14 +204,12 @@ def _draw_regbench(compared: regbench_comparison.Comparison, name: str) -> dict[
     if regbench_finding.hold_against_paper(compared):
         caption = "Each variant alone: our means (colour) and the paper's (grey, hollow); accuracy is thick, TVD thin."
         drawn["paper"] = (lambda: regbench_figures.draw_beside_paper(compared), caption)
-    return _draw_all(drawn, name)
+    return _draw_all(drawn, name, draw)
 
 
-def _draw_all(
-    drawn: Mapping[str, tuple[Callable[[], Figure | None], str | Callable[[Figure], str]]], name: str
-) -> dict[str, Picture]:
-    """The pictures that there is something to draw for, by their keys, each with its caption or what one says of the figure."""
-    found = {key: (draw(), caption) for key, (draw, caption) in drawn.items()}
+def _draw_all(drawn: Drawn, name: str, wanted: Collection[str] | None) -> dict[str, Picture]:
+    """The wanted pictures that there is something to draw for, each with its caption or what one says of the figure."""
+    found = {key: (draw(), caption) for key, (draw, caption) in drawn.items() if wanted is None or key in wanted}
     return {
         key: Picture(f"{name}-{key}", figure, caption if isinstance(caption, str) else caption(figure))
         for key, (figure, caption) in found.items()
@@ -219,15 +221,15 @@ def _variants(compared: Any) -> list[paper.Variant]:
     return [line.variant for line in compared.lines]
 
 
-def _make_language_modelling(compared: Sequence[lm_comparison.Comparison], draw: bool) -> list[Section]:
+def _make_language_modelling(compared: Sequence[lm_comparison.Comparison], draw: Collection[str] | None) -> list[Section]:
     """A section for each depth; where two of them share a name, a number tells them apart."""
     names = [_slug(f"lm-{one.name}") for one in compared]
     names = [f"{name}-{i}" if name in names[:i] else name for i, name in enumerate(names)]
     return [_make_depth(one, name, draw) for one, name in zip(compared, names, strict=True)]
 
 
-def _make_depth(compared: lm_comparison.Comparison, name: str, draw: bool) -> Section:
-    pictures = _draw_language_modelling(compared, name) if draw else {}
+def _make_depth(compared: lm_comparison.Comparison, name: str, draw: Collection[str] | None) -> Section:
+    pictures = _draw_language_modelling(compared, name, draw)
     grid = Grid(lm_tables.format_html(compared, _colour), lm_tables.format_markdown(compared), lm_tables.describe(compared))
     parts: list[Part] = [*_illustrate(pictures.get("validation")), grid]
     parts += _itemise("From the lowest loss up", lm_finding.rank(compared))
@@ -246,13 +248,16 @@ def _make_depth(compared: lm_comparison.Comparison, name: str, draw: bool) -> Se
     return Section(name, "Language modelling", compared.title, title, steps, title, found, parts, compared.lines)
 
 
-def _draw_language_modelling(compared: lm_comparison.Comparison, name: str) -> dict[str, Picture]:
-    smoothed = "the mean over windows and seeds, as a moving average over positions that fades by a tenth with each one"
+def _draw_language_modelling(compared: lm_comparison.Comparison, name: str, draw: Collection[str] | None) -> dict[str, Picture]:
+    several = any(len(line.seeds) > 1 for line in compared.lines)
+    over = f"windows{' and seeds' if several else ''}"
+    smoothed = f"the mean over {over}, as a moving average over positions that fades by a tenth with each one"
     arrows, looks = lm_figures.describe_arrows, palette.describe_looks(_variants(compared))
-    validation = f"Validation loss on held-out {compared.corpus} against the training step, the mean over seeds"
+    validation = f"Validation loss on held-out {compared.corpus} against the training step"
+    validation += ", the mean over seeds" if several else ""
     positions = f"Loss against the tokens read in a window, in nats: {smoothed}."
     differences = "The same less that of Gaussian attention: below zero is better than it."
-    drawn: dict[str, tuple[Callable[[], Figure | None], str | Callable[[Figure], str]]] = {
+    drawn: Drawn = {
         "validation": (
             lambda: lm_figures.draw_validation(compared),
             lambda figure: f"{validation}{lm_figures.describe_views(figure)}.{arrows(figure)}{looks}",
@@ -261,21 +266,22 @@ def _draw_language_modelling(compared: lm_comparison.Comparison, name: str) -> d
         "differences": (lambda: lm_figures.draw_differences(compared), lambda figure: differences + arrows(figure)),
         "training": (lambda: figures.draw_training(compared.lines), _describe_training(compared.corpus)),
     }
-    return _draw_all(drawn, name)
+    return _draw_all(drawn, name, draw)
 
 
 def _tell_stories(compared: lm_comparison.Comparison) -> list[Part]:
-    """A story of each variant: the best one's to be read, the others' folded away."""
+    """A story of each variant: those of the best to be read, the others' folded away."""
     told: list[Part] = [
         Grid(
-            lm_stories.format_html(compared, line, story, folded=index > 0),
-            lm_stories.format_markdown(compared, line, story, folded=index > 0),
+            lm_stories.format_html(compared, line, story, folded),
+            lm_stories.format_markdown(compared, line, story, folded),
             "",
-            folded=index > 0,
+            folded,
         )
-        for index, (line, story) in enumerate(lm_stories.choose_stories(compared))
+        for folded, stories in zip((False, True), lm_stories.choose_stories(compared), strict=True)
+        for line, story in stories
     ]
-    return [Heading("What the models write"), *told] if told else []
+    return [Heading(STORIES), *told] if told else []
 
 
 def _slug(text: str) -> str:

@@ -151,10 +151,19 @@ def describe_environment(device: torch.device, processes: int) -> dict[str, Any]
 
 
 def describe_command(arguments: Sequence[str]) -> str:
-    """The command line as a person would type it, without the folders that lie before the program's name."""
+    """The command line as a person would type it in the current folder, without the folders that lie elsewhere."""
     program, *rest = arguments or [""]
-    name = "python -m compactattn" if program.endswith("__main__.py") else Path(program).name
-    return f"{name} {shlex.join(rest)}".strip()
+    return f"{_name_program(Path(program))} {shlex.join(rest)}".strip()
+
+
+def _name_program(program: Path) -> str:
+    if program.name == "__main__.py":
+        return "python -m compactattn"
+    if program.suffix != ".py":
+        return program.name
+    script, here = program.resolve(), Path.cwd().resolve()
+    inside = script.relative_to(here) if script.is_relative_to(here) else script.name
+    return f"python {shlex.quote(str(inside))}"
 
 
 def _commit() -> str | None:

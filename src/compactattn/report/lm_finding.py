@@ -50,6 +50,9 @@ def _state_headline(comparison: Comparison) -> str:
     }
     pair = f"predicts {text} at {_loss(best, split)} nats a token, {name_line(base)} at {_loss(base, split)}{sure[known]}"
     pair += _add(tell_apart([best], base))
+    first = comparison.on(split)[0]
+    if first.variant.architecture == "transformer":
+        pair += f"; the Transformer, at {_loss(first, split)}, is ahead of every Memory Mosaic"
     if _lead(best, base, split) > 0:
         return f"{start}, {best.label} {pair}."
     return f"{start}, no compact kernel is ahead of {name_line(base)}: the best, {best.label}, {pair}."

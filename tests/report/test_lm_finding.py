@@ -226,6 +226,12 @@ def test_each_departure_is_told(change, note):
     assert set(list_departures(comparison_of(make_run(**change)))) - set(usual) == ({note} if note else set())
 
 
+def test_two_settings_are_both_named_and_more_by_their_ends():
+    runs = [make_run(layers=8, kernel=f"topk_softmax({k})") for k in (8, 16, 64)]
+    assert "k of the nearest neighbours: 8 and 16; in the paper 32" in list_departures(comparison_of(*runs[:2]))
+    assert "k of the nearest neighbours: 8 to 64; in the paper 32" in list_departures(comparison_of(*runs))
+
+
 NO_TRANSFORMER = "Transformer: not in the paper's experiment"
 
 

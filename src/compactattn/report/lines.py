@@ -188,10 +188,16 @@ def list_test_sets(lines: Sequence[Line[Any, Any, Any]], column: str) -> list[st
 def list_changes(ours: Mapping[str, tuple[Sequence[float], Sequence[float]]]) -> list[str]:
     """The settings that are not all among the paper's, each with both: "batch: 64; in the paper 512"."""
     return [
-        f"{name}: {span(values)}; in the paper {' or '.join(f'{value:,}' for value in theirs)}"
+        f"{name}: {_list_or_span(values)}; in the paper {' or '.join(f'{value:,}' for value in theirs)}"
         for name, (values, theirs) in ours.items()
         if theirs and not set(values) <= set(theirs)
     ]
+
+
+def _list_or_span(values: Sequence[float]) -> str:
+    """Up to two numbers as they are, more by their least and greatest."""
+    few = sorted(set(values))
+    return " and ".join(f"{value:,}" for value in few) if len(few) <= 2 else span(values)
 
 
 def list_doubts(lines: Sequence[Line[Any, Any, Any]], column: str) -> list[str]:

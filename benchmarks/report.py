@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.common import read
 from benchmarks.experiments import draw_pictures, references_section, results_section
-from compactattn.bench.contestants import AUTOTUNING, CONTESTANTS
+from compactattn.bench.contestants import AUTOTUNING, CONTESTANTS, KERNELS
 from compactattn.bench.goals import BEHIND_TRANSFORMER, HEAD_DIMS, TOKENS_PER_SECOND, count_verdicts, format_goals
 from compactattn.bench.results import Row
 from compactattn.bench.results import format_markdown as table
@@ -78,8 +78,9 @@ def summary() -> str:
     }
     judged["attention on a GPU"] = [True] * attention["reached"] + [False] * attention["lost"]
     parts = [f"{name}, {'all' if all(found) else f'{sum(found)} of'} {len(found)}" for name, found in judged.items() if found]
-    missing = attention["not measured"]
-    left = f" Not measured: {missing} of attention on a GPU." if missing else ""
+    missing = {"of attention on a GPU": attention["not measured"], "kernels of a training step on a GPU": len(missing_steps())}
+    counts = " and ".join(f"{count} {what}" for what, count in missing.items() if count)
+    left = f" Not measured: {counts}." if counts else ""
     return "Goals reached of those measured: " + "; ".join(parts) + "." + left
 
 
@@ -239,7 +240,8 @@ def _name_place(regime: str, head_dim: str) -> str:
 
 def times_table(rows: list[Row], regime: str, head_dim: str) -> str:
     here = [row for row in rows if (row["regime"], row["head_dim"]) == (regime, head_dim)]
-    here = newest(here, "kernel", "contestant", "mask", "length")
+    last = max(row["started"] for row in here)  # one table, one run
+    here = newest([row for row in here if row["started"] == last], "kernel", "contestant", "mask", "length")
     lengths = sorted({int(row["length"]) for row in here})
     lines: dict[tuple[str, str, str], dict[int, str]] = {}
     for row in sorted(here, key=lambda row: (row["kernel"] != "gaussian", row["kernel"])):
@@ -285,6 +287,12 @@ def step_lines() -> list[list[str]]:
     return lines
 
 
+def missing_steps() -> list[str]:
+    """The kernels of whom there is no step at 8 layers."""
+    timed = {row["kernel"] for row in step_rows() if row["architecture"] == "mosaic" and row["layers"] == "8"}
+    return [name for name in KERNELS if name not in timed]
+
+
 def steps_section() -> str:
     """Training steps on a GPU; empty before the first run."""
     rows = step_rows()
@@ -297,6 +305,11 @@ def steps_section() -> str:
         f"AdamW.\nThe goal at 8 layers is {TOKENS_PER_SECOND / 1e3:,.0f} thousand tokens/s and {BEHIND_TRANSFORMER} times the "
         "time of our transformer,\nwhich is of the same size and trained in the same way.\n\n"
         + table(header, step_lines())
+        + (
+            f"\n\nNot measured at 8 layers: {', '.join(f'`{name}`' for name in missing)}."
+            if (missing := missing_steps())
+            else ""
+        )
         + f"\n\n{gpu_sources(rows)}\n\n"
     )
 

@@ -17,6 +17,7 @@ from compactattn.bench.contestants import CONTESTANTS, KERNELS, OURS, PEERS, Cel
 from compactattn.bench.goals import GOALS, HEAD_DIMS, LENGTHS, format_goals, serves_a_goal
 from compactattn.bench.regimes import MEMORY, REGIMES, Problem, draw
 from compactattn.bench.results import append, choose, describe_run, read
+from compactattn.fused import launch
 from compactattn.training.config import RunError
 
 CPU = torch.device("cpu")
@@ -77,13 +78,22 @@ def test_inputs_hang_on_problem_and_seed_alone(regime):
 # -- correctness first ---------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("length", "checked", "batch"), [(512, 512, 4), (2048, 2048, 4), (8192, 2048, 16)])
+def test_what_is_timed_is_checked_where_it_skips_tiles(length, checked, batch, monkeypatch):
+    seen = []
+    monkeypatch.setattr(attention, "_check", lambda cell, device: seen.append(cell.problem) or ({}, ""))
+    check(Cell(replace(SMALL, batch=4, length=length), OURS, "biweight"), CPU)
+    assert seen == [replace(SMALL, batch=batch, length=checked)]
+    assert attention.CHECKED > launch.TRACK_FROM
+
+
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize(
     ("peer", "kernel"), [("entmax", "sparsemax"), ("entmax", "biweight"), ("entmax", "triweight"), ("sdpa-flash", "gaussian")]
 )
 def test_peers_that_run_on_a_cpu_compute_what_the_registry_says(regime, peer, kernel):
     pytest.importorskip(CONTESTANTS[peer].package or "torch")
-    errors, trouble = check(Cell(replace(SMALL, regime=regime), CONTESTANTS[peer], kernel), CPU)
+    errors, trouble = check(Cell(replace(SMALL, regime=regime, length=512), CONTESTANTS[peer], kernel), CPU)
     assert not trouble
     assert set(errors) == {"output", "dq", "dk", "dv"}
     assert all(0 < error < 0.02 for error in errors.values())
@@ -101,7 +111,7 @@ def test_adasplash_is_given_queries_that_make_up_for_its_own_scale(regime, peer,
     module = SimpleNamespace(adasplash_v1=stand_in, adasplash_v2=stand_in)
     monkeypatch.setattr(contestants, "import_module", lambda name: module)
     monkeypatch.setattr(contestants, "_load_adasplash", lambda: module)
-    _, trouble = check(Cell(replace(SMALL, regime=regime, heads=1), CONTESTANTS[peer], kernel), CPU)
+    _, trouble = check(Cell(replace(SMALL, regime=regime, heads=1, length=512), CONTESTANTS[peer], kernel), CPU)
     assert not trouble
 
 

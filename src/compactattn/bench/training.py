@@ -108,6 +108,7 @@ def measure(config: RunConfig, device: torch.device, timer: Timer = time_steps) 
 def take_times(config: RunConfig, device: torch.device, timer: Timer) -> dict[str, object]:
     if config.training.compile == "whole":
         torch.compiler.reset()  # else, after a few models, PyTorch would give up and run the rest uncompiled
+    before = torch.cuda.memory_allocated() if device.type == "cuda" else 0  # what earlier models have left
     step = make_step(config, device)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -116,7 +117,7 @@ def take_times(config: RunConfig, device: torch.device, timer: Timer) -> dict[st
         step()
     times = spread(timer(step))
     tokens = config.training.batch * LENGTH
-    peak = round(torch.cuda.max_memory_allocated() / 2**20) if device.type == "cuda" else ""
+    peak = round((torch.cuda.max_memory_allocated() - before) / 2**20) if device.type == "cuda" else ""
     per_second = round(1e3 * tokens / times["median_ms"])
     return {**times, "tokens_per_second": per_second, "memory_mib": peak, "loss": round(loss, 4)}
 

@@ -92,8 +92,8 @@ def test_the_summary_counts_what_is_reached_lost_and_not_measured(rows):
     assert report.summary() == (
         "Goals reached of those measured: a training step on a GPU, 0 of 1; weights on a CPU, 1 of 2; "
         "a training step on a CPU, 1 of 2; text to tokens on a CPU, 1 of 2; memory on a CPU, all 1; "
-        f"attention on a GPU, 1 of 2. Not measured: {cells - 2} of attention on a GPU and {len(report.KERNELS) - 1} kernels of a "
-        "training step on a GPU."
+        f"attention on a GPU, 1 of 2. Not measured: {cells - 2} of attention on a GPU and {len(report.KERNELS) - 1} kernels "
+        "of a training step on a GPU."
     )
 
 

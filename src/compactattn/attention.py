@@ -332,7 +332,7 @@ def _orders(kernel: Kernel, heads: int, like: Tensor) -> Tensor | None:
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors as autocast wants them: matrix products run in its dtype, thresholds in fp32 all the same."""
     device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
-    if not torch.is_autocast_enabled(device):
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):  # none for meta tensors
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x for x in tensors)
@@ -359,8 +359,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"k and v must share heads and time; got {shapes}")
     if q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must share the head dim; got {shapes}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"the heads of q must be a multiple of the heads of k; got {shapes}. Heads come before time")
+    if 0 in (q.shape[1], k.shape[1]) or q.shape[1] % k.shape[1]:
+        raise ValueError(f"the heads of q must be a positive multiple of the heads of k; got {shapes}. Heads come before time")
 
 
 def _choose(backend: str, q: Tensor, lacking: str = "") -> bool:

@@ -66,7 +66,7 @@ class Pages:
                 f"keys must be ({batch}, {heads}, n, {dim}) in {self.low.dtype}, got {tuple(keys.shape)} in {keys.dtype}"
             )
         n = keys.shape[2]
-        if values_are_free(self.filled) and int(self.filled.max()) + n > pages * PAGE:
+        if values_are_free(self.filled) and bool((self.filled + n > pages * PAGE).any()):
             raise ValueError(f"{n} more keys do not fit: there is room for {pages * PAGE}, and {self.filled.tolist()} are in")
         page = (self.filled[:, None] + torch.arange(n, device=keys.device)) // PAGE
         page = page[:, None, :, None].expand_as(keys).long()

@@ -266,11 +266,11 @@ def test_torch_func_finds_the_gradients_of_autograd(kernel, cut):
         jvp(loss, plain, plain)
 
 
-def test_no_queries_or_no_keys():
-    for queries, keys in ((0, 3), (3, 0)):
-        inputs, do = draw(Case(1, 2, 1, queries, keys, 4, 5, (16, 16), None))
+def test_no_samples_no_queries_or_no_keys():
+    for batch, queries, keys in ((0, 3, 3), (1, 0, 3), (1, 3, 0)):
+        inputs, do = draw(Case(batch, 2, 1, queries, keys, 4, 5, (16, 16), None))
         found = run(inputs, do, "biweight", None, "fused")
-        assert found["out"].shape == (1, 2, queries, 5)
+        assert found["out"].shape == (batch, 2, queries, 5)
         assert all((x == 0).all() for x in found.values())
 
 

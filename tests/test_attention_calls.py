@@ -18,6 +18,7 @@ from compactattn import (
     Padding,
     attend,
     attention,
+    decode,
     entmax,
     gaussian,
     parse,
@@ -40,6 +41,32 @@ def test_odd_lengths_and_head_dims(length, dim):
     torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=1e-5)
     out.sum().backward()
     assert q.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+@pytest.mark.parametrize("empty", [{"batch": 0}, {"queries": 0}, {"keys": 0}, {"batch": 0, "queries": 0, "keys": 0}], ids=str)
+def test_no_samples_no_queries_or_no_keys(empty, key_heads):
+    batch, queries, keys = ({"batch": 2, "queries": 5, "keys": 7} | empty).values()
+    shapes = (batch, 4, queries, 6), (batch, key_heads, keys, 6), (batch, key_heads, keys, 3), (4,), (batch, 1, queries, keys)
+    inputs = tuple(torch.ones(shape, requires_grad=True) for shape in shapes)
+    q, k, v, scale, bias = inputs
+    out, readout = attend(q, k, v, scale=scale, mask=Causal() & Bias(bias), dropout=0.5, return_readout=True)
+    assert torch.equal(out, torch.zeros(batch, 4, queries, 3))
+    assert readout.support.shape == (batch, 4, queries)
+    for x, dx in zip(inputs, gradients(out, inputs), strict=True):
+        assert torch.equal(dx, torch.zeros_like(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_meta_tensors_give_shapes_and_dtypes(dtype):
+    inputs = tuple(x.detach().to("meta", dtype).requires_grad_() for x in draw(5, 7))
+    out, readout = attend(*inputs, mask=Causal() & Padding([3, 7]) & ALiBi(), return_readout=True)
+    assert (out.device.type, out.shape, out.dtype) == ("meta", (2, 4, 5, 5), dtype)
+    assert readout.threshold.shape == (2, 4, 5)
+    assert [x.shape for x in torch.autograd.grad(out.sum(), inputs)] == [x.shape for x in inputs]
+    w = weights(inputs[0], "topk_softmax(3)", scale=2.0)
+    assert (w.device.type, w.shape, w.dtype) == ("meta", inputs[0].shape, dtype)
+    assert decode(*inputs, lengths=[3, 7]).shape == (2, 4, 5, 5)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -179,6 +206,8 @@ def test_values_that_cannot_be_checked_in_a_graph_still_give_no_nan():
         ({"k": [1.0]}, ["k must be a tensor", "list"]),
         ({"k": torch.ones(2, 2, 6, 9)}, ["share the head dim", "(2, 2, 6, 9)"]),
         ({"k": torch.ones(2, 3, 6, 8), "v": torch.ones(2, 3, 6, 8)}, ["multiple of the heads of k"]),
+        ({"k": torch.ones(2, 0, 6, 8), "v": torch.ones(2, 0, 6, 8)}, ["positive multiple of the heads of k", "(2, 0, 6, 8)"]),
+        ({"q": torch.ones(2, 0, 5, 8)}, ["positive multiple of the heads of k", "(2, 0, 5, 8)"]),
         ({"k": torch.ones(1, 2, 6, 8)}, ["share the batch size"]),
         ({"v": torch.ones(2, 2, 7, 8)}, ["k and v must share heads and time"]),
         ({"q": torch.ones(2, 4, 5, 320)}, ["head dim 320", "256"]),
@@ -195,6 +224,7 @@ def test_values_that_cannot_be_checked_in_a_graph_still_give_no_nan():
         ({"kernel": topk_softmax}, ["call it, as in topk_softmax(k)"]),
         ({"kernel": entmax(torch.tensor([1.5, 1.6]))}, ["alpha", "shape () or (4,)"]),
         ({"mask": torch.ones(7, 7, dtype=torch.bool)}, ["(7, 7) does not broadcast", "(2, 4, 5, 6)"]),
+        ({"mask": torch.ones(2, 6, dtype=torch.bool)}, ["a (batch, keys) mask is mask[:, None, None]"]),
         ({"mask": "causal"}, ["Causal(offset=1)", "str"]),
         ({"mask": Causal}, ["call it: Causal(...)"]),
         ({"mask": [Causal(), Causal(1)]}, ["list", "join several with &"]),
@@ -204,7 +234,7 @@ def test_values_that_cannot_be_checked_in_a_graph_still_give_no_nan():
         ({"scale": "a"}, ["scale must be a number or a tensor, got str"]),
         ({"scale": torch.tensor(math.inf)}, ["positive and finite"]),
         ({"q": torch.ones(2, 4, 5, 0)}, ["head dim 0", "1 to 256"]),
-        ({"backend": "fused"}, ["'fused' is not available", "auto, reference"]),
+        ({"backend": "fused"}, ["'fused' is not available", "q is on the CPU", "auto, reference"]),
         ({"backend": "cuda"}, ["backend='cuda' is unknown", "auto, fused, reference"]),
     ],
 )
@@ -247,9 +277,26 @@ def test_an_old_triton_is_refused_where_fused_is_asked_for_and_left_alone_by_aut
             assert attention._choose("auto", on_gpu) is not old
     assert f"because Triton {found} is older than 3.5" in caplog.text
     with pytest.raises(ValueError) as error:
-        attend(q, k, v, backend="fused")
+        attention._choose("fused", on_gpu)
     assert all(word in str(error.value) for word in (f"Triton {found} is older than 3.5", "pip install", "auto, reference"))
     assert torch.equal(attend(q, k, v), attend(q, k, v, backend="reference"))
+
+
+def test_what_a_missing_triton_would_not_mend_is_told_first(monkeypatch):
+    monkeypatch.setattr(launch, "NO_TRITON", "Triton is not installed")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    for device, new, reason in (
+        ("cpu", True, "on the CPU"),
+        ("mps", True, "on mps"),
+        ("cuda", False, "older"),
+        ("cuda", True, "Triton is"),
+    ):
+        monkeypatch.setattr(launch, "is_new", lambda index, new=new: new)
+        q = SimpleNamespace(device=SimpleNamespace(type=device, index=0), dtype=torch.float64)
+        with pytest.raises(ValueError, match=reason):
+            attention._choose("fused", q)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert launch.supports(torch.ones(1)) == "Triton is not installed"
 
 
 def test_auto_says_once_which_backend_it_chose(caplog):

@@ -200,6 +200,15 @@ def test_padding_and_lengths_agree():
     assert (decode(q, k, v, lengths=[9, 0])[1] == 0).all()
 
 
+def test_a_batch_may_be_empty():
+    q, k, v = draw(batch=0)
+    assert decode(q, k, v, lengths=[]).shape == (0, 4, 1, 12)
+    pages = Pages.of(k, [])
+    pages.append(k)
+    out, skipped = decode(q, k, v, lengths=[], pages=pages)
+    assert (out.shape, skipped.shape) == ((0, 4, 1, 12), (0, 2))
+
+
 def test_decode_sends_no_gradient():
     q, k, v = (torch.randn(1, 2, n, 8, requires_grad=True) for n in (1, 70, 70))
     scale = torch.ones(2, requires_grad=True)

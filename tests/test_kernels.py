@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import compactattn
-from compactattn import Kernel, biweight, entmax, epanechnikov, gaussian, parse, relumax, topk_softmax, triweight
+from compactattn import Kernel, ball, biweight, entmax, epanechnikov, gaussian, parse, relumax, topk_softmax, triweight
 from compactattn.kernels import (
     FAMILY,
     GAUSSIAN,
@@ -19,9 +19,11 @@ from compactattn.kernels import (
     decode_rule,
     encode,
 )
+from compactattn.report.paper import name_kernel
 
 PROFILES = [STEP, Profile(1), Profile(2), Profile(3), Profile(4.25), GAUSSIAN]
 RULE_OBJECTS = [Fixed(), Fixed(1.25), Anchored(), Anchored(0.3), Normalising(), Nearest(1), Nearest(16)]
+SOME = {"alpha | r=": (1.4,), "k": (3,), "k, r=1": (3,)}  # arguments of the members that need some
 CELLS = [(p, r) for p in PROFILES for r in RULE_OBJECTS if not (p == STEP and r == Normalising())]
 
 
@@ -41,7 +43,7 @@ def test_a_kernel_survives_its_code(profile, rule):
 
 
 def test_classical_and_attention_names_are_the_same_kernels():
-    assert parse("softmax") == gaussian() == parse("gaussian")
+    assert parse("softmax") == gaussian() == parse("gaussian") == entmax(1) == parse("entmax(1)")
     assert parse("sparsemax") == epanechnikov() == parse("epanechnikov") == entmax(2) == parse("entmax(2)")
     assert parse("entmax15") == biweight() == parse("biweight") == entmax(1.5) == parse("entmax(3/2)")
     assert parse("entmax43") == triweight() == parse("triweight") == entmax(4 / 3) == parse("entmax(4/3)")
@@ -49,6 +51,31 @@ def test_classical_and_attention_names_are_the_same_kernels():
     assert parse("norm_relu") == parse("rectified(1)") == parse("rectified(r=1, b=1/2)")
     assert parse("relumax") == relumax(1, 1) == parse(" RELUMAX ( b = 1 , r = 1 ) ")
     assert parse("topk_epanechnikov(5)") == parse("topk_rectified(5, r=1)")
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("1.5-entmax", "biweight"),
+        ("4/3-entmax", "triweight"),
+        ("1.7-Entmax", "entmax(1.7)"),
+        ("1-ReLUmax", "relumax"),
+        (" 2-ReLUmax ", "relumax(r=2)"),
+        ("normReLU", "norm_relu"),
+        ("normalised ReLU", "norm_relu"),
+        ("normReLU^2", "rectified(2)"),
+        ("Gaussian kNN, k=32", "topk_softmax(32)"),
+        ("uniform kNN, k=8", "topk_uniform(8)"),
+    ],
+)
+def test_what_the_paper_writes_parses(written, text):
+    assert parse(written) == parse(text)
+
+
+def test_what_reports_call_a_kernel_parses_back():
+    for member in FAMILY:
+        kernel = member.make(*SOME.get(member.parameters, ()))
+        assert parse(name_kernel(kernel)) == kernel
 
 
 def test_every_name_that_parses_can_be_imported():
@@ -59,8 +86,7 @@ def test_every_name_that_parses_can_be_imported():
 def test_every_name_has_a_formula_and_makes_a_kernel():
     assert len(NAMES) == sum(1 + len(member.aliases) for member in FAMILY)
     for member in FAMILY:
-        arguments = {"alpha | r=": (1.4,), "k": (3,), "k, r=1": (3,)}.get(member.parameters, ())
-        assert isinstance(member.make(*arguments), Kernel)
+        assert isinstance(member.make(*SOME.get(member.parameters, ())), Kernel)
         assert member.formula
         assert member.paper
 
@@ -78,15 +104,17 @@ def test_compact_says_whether_zeros_are_possible():
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("sparsmax", ["'sparsmax'", "did you mean 'sparsemax'", "topk_uniform"]),
+        ("sparsmax", ["'sparsmax'; did you mean 'sparsemax'? Known kernels: gaussian", "topk_uniform"]),
+        ("foo", ["unknown kernel 'foo'. Known kernels: gaussian"]),
         ("bi-weight", ["does not read as name or name(arguments)", "biweight"]),
         ("", ["does not read as name", "gaussian"]),
         ("entmax(1.5", ["does not read as name or name(arguments)"]),
         ("relumax(r=1, r=2)", ["gives r twice"]),
         ("relumax(r=1e400)", ["'1e400' is not a number in range"]),
         ("entmax", ["entmax takes (alpha | r=)"]),
-        ("entmax(1)", ["alpha = 1", "1 < alpha ≤ 2", "gaussian()"]),
-        ("entmax(2.5)", ["2.5", "1 < alpha ≤ 2"]),
+        ("entmax(0.9)", ["alpha = 0.9 is outside 1 ≤ alpha ≤ 2, where 1 is softmax and 2 sparsemax"]),
+        ("entmax(2.5)", ["2.5", "1 ≤ alpha ≤ 2"]),
+        ("3-entmax", ["alpha = 3 is outside 1 ≤ alpha ≤ 2"]),
         ("entmax(nan)", ["'nan' is not a number"]),
         ("entmax(1.5, 2)", ["entmax takes (alpha | r=)"]),
         ("entmax(1/0)", ["'1/0' is not a number"]),
@@ -130,5 +158,21 @@ def test_a_learned_alpha_is_checked_where_that_is_free():
     assert entmax(torch.tensor([1.5, 2.0])).learned
     assert str(entmax(torch.tensor(1.5))) == "entmax(alpha)"
     for bad in ([1.5, 0.9], [2.1], [math.nan]):
-        with pytest.raises(ValueError, match="outside 1 ≤ alpha ≤ 2"):
+        with pytest.raises(ValueError, match="outside 1 ≤ alpha ≤ 2, where 1 is softmax"):
             entmax(torch.tensor(bad))
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda x: relumax(x), "r"),
+        (lambda x: entmax(r=x), "r"),
+        (lambda x: relumax(b=x), "b"),
+        (lambda x: ball(x), "b"),
+        (lambda x: topk_softmax(x), "k"),
+    ],
+)
+@pytest.mark.parametrize("x", [torch.full((8,), 2.0), torch.tensor(2.0)], ids=["eight", "one"])
+def test_only_alpha_may_be_a_tensor(make, name, x):
+    with pytest.raises(TypeError, match=f"^{name} is a number; only entmax's alpha may be a tensor, got one of shape"):
+        make(x)

@@ -78,6 +78,8 @@ def test_alibi_has_the_published_slopes_and_measures_from_the_query():
         (Packed([2, 3]), "give Packed(lengths, queries=...)"),
         (Packed([2, 3], queries=[1, 3]) & Causal(start=2), "Causal without start"),
         (Allowed(torch.ones(3, 5, dtype=torch.bool)), "(3, 5) does not broadcast"),
+        (Allowed(torch.ones(2, 5, dtype=torch.bool)), "= (2, 3, 4, 5); a (batch, keys) mask is mask[:, None, None]"),
+        (Bias(torch.ones(2, 4, 5)), "= (2, 3, 4, 5); a (batch, queries, keys) mask is mask[:, None]"),
         (Bias(torch.ones(2, 2, 2, 4, 5)), "does not broadcast"),
         (torch.ones(4, 4), "(4, 4) does not broadcast"),
         (Causal(start=0) & Causal(start=0), "two Causal masks with a start"),

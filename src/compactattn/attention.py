@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from compactattn import reference, rows
+from compactattn.derivatives import differentiable, may_need_gradient, refuse_second, refuse_tangents
 from compactattn.dropout import Dropout, check_rate, draw_seed
 from compactattn.fused import launch
 from compactattn.kernels import RULES, Fixed, Kernel, Nearest, decode_rule, encode, parse, values_are_free
@@ -95,10 +96,11 @@ def attend(
     orders = _orders(kernel, heads, q)
     dropout = check_rate("dropout", dropout)
     view = resolve(mask, (batch, heads, queries, k.shape[2]), q.device)
-    grad = torch.is_grad_enabled() and any(x.requires_grad for x in (q, k, v, beta, view.bias, orders) if x is not None)
-    out, threshold, support, *_ = _attend(
+    learned = q, k, v, beta, view.bias, orders
+    refuse_tangents(*learned)
+    out, threshold, support, *_ = _estimate(
         q, k, v, beta, view.at, view.lo, view.hi, view.allowed, view.bias, view.slopes,
-        orders, *encode(kernel), return_readout, _choose(backend, q), grad,
+        orders, *encode(kernel), return_readout, _choose(backend, q), may_need_gradient(*learned),
         dropout, draw_seed(dropout, q.device),
     )  # fmt: skip
     if not return_readout:
@@ -134,7 +136,9 @@ def weights(scores: Tensor, kernel: Kernel | str = "biweight", *, scale: float |
         illegal = s == -math.inf  # 0 · −inf would make the gradient of the scale NaN
         s = (s.masked_fill(illegal, 0.0) * spread(beta)).masked_fill(illegal, -math.inf)
     flat = s.flatten(0, -2) if scores.ndim > 1 else s[None]
-    w = _weights(flat, perfect, None if orders is None else spread(orders).reshape(-1, 1), *encode(kernel))[0]
+    row_orders = None if orders is None else spread(orders).reshape(-1, 1)
+    refuse_tangents(flat, perfect, row_orders)
+    w = _weigh(flat, perfect, row_orders, *encode(kernel))[0]
     return w.reshape(scores.shape).to(scores.dtype)
 
 
@@ -144,13 +148,6 @@ def weights(scores: Tensor, kernel: Kernel | str = "biweight", *, scale: float |
 def _full_precision(x: Tensor) -> torch.autocast:
     """Inside an operator, autocast has had its say: what is in fp32 there is meant to be."""
     return torch.autocast(x.device.type, enabled=False)
-
-
-def _refuse_second(*_: Any) -> None:
-    """Stands for the gradient of a gradient."""
-    raise RuntimeError(
-        "attend and weights have no second derivative; detach their gradients, or take differences of them instead"
-    )
 
 
 @custom_op("compactattn::attend", mutates_args=())
@@ -250,15 +247,15 @@ def _save_attend(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) 
 def _pull_attend(ctx: Any, do: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
     bias_grad = bool(ctx.needs_input_grad[8])
     *tensors, out, rows, tilt, flags, seed = ctx.saved_tensors
-    dq, dk, dv, dscale, dbias, dr = _attend_backward(
+    dq, dk, dv, dscale, dbias, dr = _estimate_backward(
         do, *tensors, ctx.r, ctx.rule, ctx.value, bias_grad, out, rows, tilt, flags, ctx.dropout, seed
     )
     orders = dr if ctx.needs_input_grad[10] else None
     return dq, dk, dv, dscale, None, None, None, None, dbias if bias_grad else None, None, orders, *(None,) * 8
 
 
-_attend.register_autograd(_pull_attend, setup_context=_save_attend)
-_attend_backward.register_autograd(_refuse_second)
+_estimate = differentiable(_attend, _pull_attend, _save_attend)
+_estimate_backward = differentiable(_attend_backward, refuse_second)
 
 
 @custom_op("compactattn::weights", mutates_args=())
@@ -302,13 +299,13 @@ def _save_weights(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...])
 
 
 def _pull_weights(ctx: Any, dw: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    ds, dperfect, dr = _weights_backward(dw, *ctx.saved_tensors, *ctx.code)
+    ds, dperfect, dr = _weigh_backward(dw, *ctx.saved_tensors, *ctx.code)
     _, fixed, learned, *_ = ctx.needs_input_grad
     return ds, dperfect if fixed else None, dr if learned else None, None, None, None
 
 
-_weights.register_autograd(_pull_weights, setup_context=_save_weights)
-_weights_backward.register_autograd(_refuse_second)
+_weigh = differentiable(_weights, _pull_weights, _save_weights)
+_weigh_backward = differentiable(_weights_backward, refuse_second)
 
 
 # -- the edge: checks and choices ----------------------------------------------------------------
@@ -335,7 +332,7 @@ def _orders(kernel: Kernel, heads: int, like: Tensor) -> Tensor | None:
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors as autocast wants them: matrix products run in its dtype, thresholds in fp32 all the same."""
     device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
-    if not torch.is_autocast_enabled(device):
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):  # none for meta tensors
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x for x in tensors)
@@ -362,8 +359,8 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"k and v must share heads and time; got {shapes}")
     if q.shape[3] != k.shape[3]:
         raise ValueError(f"q and k must share the head dim; got {shapes}")
-    if k.shape[1] == 0 or q.shape[1] % k.shape[1]:
-        raise ValueError(f"the heads of q must be a multiple of the heads of k; got {shapes}. Heads come before time")
+    if 0 in (q.shape[1], k.shape[1]) or q.shape[1] % k.shape[1]:
+        raise ValueError(f"the heads of q must be a positive multiple of the heads of k; got {shapes}. Heads come before time")
 
 
 def _choose(backend: str, q: Tensor, lacking: str = "") -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.library import custom_op
 
 from compactattn import attention, reference
+from compactattn.derivatives import refuse_tangents
 from compactattn.fused import decode_launch
 from compactattn.fused.decode_launch import MOST_FP32_ROWS, MOST_ROWS, PAGE, Bounds
 from compactattn.kernels import Fixed, Kernel, Nearest, Rule, encode, values_are_free
@@ -65,7 +66,7 @@ class Pages:
                 f"keys must be ({batch}, {heads}, n, {dim}) in {self.low.dtype}, got {tuple(keys.shape)} in {keys.dtype}"
             )
         n = keys.shape[2]
-        if values_are_free(self.filled) and int(self.filled.max()) + n > pages * PAGE:
+        if values_are_free(self.filled) and bool((self.filled + n > pages * PAGE).any()):
             raise ValueError(f"{n} more keys do not fit: there is room for {pages * PAGE}, and {self.filled.tolist()} are in")
         page = (self.filled[:, None] + torch.arange(n, device=keys.device)) // PAGE
         page = page[:, None, :, None].expand_as(keys).long()
@@ -131,6 +132,7 @@ def decode(
     backend = _check_rows(queries * heads // k.shape[1], q.dtype, backend)
     beta = attention._per_head("scale", 1 / math.sqrt(dim) if scale is None else scale, heads, q)
     view = resolve(_join(lengths, mask), (batch, heads, queries, k.shape[2]), q.device)
+    refuse_tangents(q, k, v, beta, view.bias, kernel.profile.alpha)
     if pages is not None:
         _check_pages(pages, k, view)
     bounds = None if pages is None else Bounds(pages.low, pages.high, pages.filled)

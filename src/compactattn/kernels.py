@@ -31,6 +31,7 @@ class Profile:
     alpha: Tensor | None = None
 
     def __post_init__(self) -> None:
+        _check_number("r", self.r)
         if self.alpha is not None:
             _check_alpha(self.alpha)
             object.__setattr__(self, "r", math.nan)
@@ -50,11 +51,19 @@ def values_are_free(tensor: Tensor) -> bool:
     return not torch.compiler.is_compiling() and tensor.device.type == "cpu"
 
 
+def _check_number(name: str, x: float) -> None:
+    if isinstance(x, Tensor):
+        raise TypeError(f"{name} is a number; only entmax's alpha may be a tensor, got one of shape {tuple(x.shape)}")
+
+
+_OUTSIDE = "is outside 1 ≤ alpha ≤ 2, where 1 is softmax and 2 sparsemax"
+
+
 def _check_alpha(alpha: Tensor) -> None:
     if alpha.ndim > 1 or not alpha.is_floating_point():
         raise ValueError(f"a learned alpha has shape () or (heads,), got {alpha.dtype} of shape {tuple(alpha.shape)}")
     if values_are_free(alpha) and not bool(((alpha >= 1) & (alpha <= 2)).all()):
-        raise ValueError(f"alpha = {alpha.tolist()} is outside 1 ≤ alpha ≤ 2; parameterise it, e.g. 1 + sigmoid(a)")
+        raise ValueError(f"alpha = {alpha.tolist()} {_OUTSIDE}; parameterise it, e.g. 1 + sigmoid(a)")
 
 
 _PROFILE_NAMES = {0.0: "step", 1.0: "Epanechnikov", 2.0: "biweight", 3.0: "triweight", math.inf: "Gaussian"}
@@ -93,12 +102,14 @@ class Nearest:
     k: int
 
     def __post_init__(self) -> None:
+        _check_number("k", self.k)
         if isinstance(self.k, bool) or not (self.k >= 1 and self.k == int(self.k)):
             raise ValueError(f"k = {self.k!r} neighbours: k must be a whole number ≥ 1, for example topk_softmax(32)")
         object.__setattr__(self, "k", int(self.k))
 
 
 def _check_margin(b: float) -> None:
+    _check_number("b", b)
     if not 0 < b < math.inf:
         raise ValueError(f"b = {b!r}: the margin b must be positive and finite, for example relumax(r=1, b=1)")
 
@@ -167,10 +178,10 @@ def gaussian() -> Kernel:
 
 
 def entmax(alpha: float | Tensor | None = None, *, r: float | None = None) -> Kernel:
-    """α-entmax: w_i = [(α−1) s_i − τ]₊^{1/(α−1)} with Σ w = 1, for 1 < α ≤ 2 (paper Eqs. 1 and 9).
+    """α-entmax: w_i = [(α−1) s_i − τ]₊^{1/(α−1)} with Σ w = 1, for 1 ≤ α ≤ 2 (paper Eqs. 1 and 9); α = 1 is softmax.
 
-    A tensor alpha, of shape () or (heads,), is learned: its gradient is exact, and alpha = 1 is softmax with the
-    gradient of alpha → 1⁺. The values are checked in eager mode on a CPU; elsewhere they are clamped to [1, 2].
+    A tensor alpha, of shape () or (heads,), is learned: its gradient is exact, and at alpha = 1 that of alpha → 1⁺.
+    The values are checked in eager mode on a CPU; elsewhere they are clamped to [1, 2].
     The order r = 1/(α−1) may be given in place of alpha.
     """
     if alpha is None or r is not None:
@@ -181,10 +192,9 @@ def entmax(alpha: float | Tensor | None = None, *, r: float | None = None) -> Ke
         return Kernel(Profile(math.nan, alpha), Normalising())
     if not isinstance(alpha, float | int):
         raise TypeError(f"alpha must be a number or a tensor, got {type(alpha).__name__}")
-    if not 1 < alpha <= 2:
-        hint = "alpha = 1 is gaussian()" if alpha == 1 else "alpha = 2 is sparsemax, alpha → 1 approaches softmax"
-        raise ValueError(f"alpha = {alpha!r} is outside 1 < alpha ≤ 2; {hint}")
-    return Kernel(Profile(_tidy(1 / (alpha - 1))), Normalising())
+    if not 1 <= alpha <= 2:
+        raise ValueError(f"alpha = {alpha!r} {_OUTSIDE}")
+    return Kernel(Profile(math.inf if alpha == 1 else _tidy(1 / (alpha - 1))), Normalising())
 
 
 def epanechnikov() -> Kernel:
@@ -298,6 +308,15 @@ FAMILY: tuple[Member, ...] = (
 )
 NAMES: dict[str, Member] = {name: member for member in FAMILY for name in (member.name, *member.aliases)}
 
+# what the paper and the reports write, and the text it stands for
+SPELLINGS: tuple[tuple[str, str], ...] = (
+    (r"([\d./]+)-entmax", r"entmax(\1)"),
+    (r"([\d./]+)-relumax", r"relumax(\1)"),
+    (r"normrelu\^([\d./]+)", r"rectified(\1)"),
+    (r"normrelu|normali[sz]ed relu", "norm_relu"),
+    (r"gaussian knn,? k=(\d+)", r"topk_softmax(\1)"),
+    (r"uniform knn,? k=(\d+)", r"topk_uniform(\1)"),
+)
 _TEXT = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
 
 
@@ -305,17 +324,17 @@ _TEXT = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
 def parse(text: str) -> Kernel:
     """The kernel that a text names: "sparsemax", "entmax(1.5)", "relumax(r=2, b=1)", "topk_softmax(32)".
 
-    Numbers may be fractions, as in "entmax(4/3)".
+    Numbers may be fractions, as in "entmax(4/3)". The paper's names, such as "4/3-entmax" and "2-ReLUmax", do as well.
     """
     if not isinstance(text, str):
         made = next((m for m in FAMILY if m.make is text), None)
         what = f"the function {made.name}: call it, as in {made.name}({made.parameters})" if made else type(text).__name__
         raise TypeError(f"a kernel is a Kernel or its text, such as biweight() or 'relumax(r=2)'; got {what}")
-    match = _TEXT.fullmatch(text)
+    match = _TEXT.fullmatch(_respell(text))
     if match is None:
         raise ValueError(f"kernel {text!r} does not read as name or name(arguments), such as 'entmax(1.5)'. {_known()}")
     if match[1].lower() not in NAMES:
-        raise ValueError(f"unknown kernel {text!r}; {_meant(match[1].lower())}{_known()}")
+        raise ValueError(f"unknown kernel {text!r}{_meant(match[1].lower())} {_known()}")
     member = NAMES[match[1].lower()]
     arguments: list[float] = []
     keywords: dict[str, float] = {}
@@ -338,6 +357,12 @@ def split_names(text: str) -> list[str]:
     return list(dict.fromkeys(name.strip() for name in re.split(r",(?![^()]*\))", text) if name.strip()))
 
 
+def _respell(text: str) -> str:
+    """The text in the names of the family, if it is spelt otherwise."""
+    found = ((re.fullmatch(pattern, text.strip(), re.IGNORECASE), means) for pattern, means in SPELLINGS)
+    return next((match.expand(means) for match, means in found if match), text)
+
+
 def _number(text: str, whole: str) -> float:
     try:
         value = Fraction(text.strip().replace(" ", ""))
@@ -348,7 +373,7 @@ def _number(text: str, whole: str) -> float:
 
 def _meant(name: str) -> str:
     near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.5)
-    return f"did you mean {near[0]!r}? " if near else ""
+    return f"; did you mean {near[0]!r}?" if near else "."
 
 
 def _known() -> str:

@@ -279,5 +279,9 @@ def _broadcastable(tensor: Tensor, view: View, name: str) -> Tensor:
     if tensor.device != view.at.device:
         raise ValueError(f"{name} is on {tensor.device} and q on {view.at.device}; move it with .to(q.device)")
     if len(given) > 4 or any(size not in (1, full) for size, full in zip(reversed(given), reversed(view.shape), strict=False)):
-        raise ValueError(f"{name} of shape {given} does not broadcast to (batch, heads, queries, keys) = {view.shape}")
+        batch, _, queries, keys = view.shape
+        remedies = {(batch, keys): "(batch, keys) mask is mask[:, None, None]",
+                    (batch, queries, keys): "(batch, queries, keys) mask is mask[:, None]"}  # fmt: skip
+        remedy = f"; a {remedies[given]}" if given in remedies else ""
+        raise ValueError(f"{name} of shape {given} does not broadcast to (batch, heads, queries, keys) = {view.shape}{remedy}")
     return tensor.reshape((1,) * (4 - len(given)) + given)

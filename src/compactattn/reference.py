@@ -69,7 +69,7 @@ def blocks(view: View) -> Iterator[Block]:
     batch, heads, queries, keys = view.shape
     room = block_size(view.at.device) // max(keys, 1)  # rows
     # of few queries at a time, since no key is looked at that none of them sees; of all, if nothing else fills a block
-    q_step = max(1, min(queries, room, max(QUERIES, room // (batch * heads))))
+    q_step = max(1, min(queries, room, max(QUERIES, room // max(batch * heads, 1))))
     h_step = max(1, min(heads, room // q_step))
     b_step = max(1, min(batch, room // (h_step * q_step))) if h_step >= heads else 1
     for b, q in ((b, q) for b in range(0, batch, b_step) for q in range(0, queries, q_step)):

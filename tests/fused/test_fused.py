@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from family import KERNELS, ONE_OF_EACH_RULE, Case, check, draw, run
+from torch.func import grad, jvp, vmap
 
 from compactattn import ALiBi, Causal, Packed, Padding, attend, attention, parse
 from compactattn.fused import launch
@@ -245,11 +246,31 @@ def test_a_scale_that_has_vanished_leaves_all_keys_equal(kernel):
     torch.testing.assert_close(found.out, v.mean(2, keepdim=True).expand_as(v))
 
 
-def test_no_queries_or_no_keys():
-    for queries, keys in ((0, 3), (3, 0)):
-        inputs, do = draw(Case(1, 2, 1, queries, keys, 4, 5, (16, 16), None))
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # vmap calls the operator once a sample
+@pytest.mark.parametrize("kernel", ["gaussian", *ONE_OF_EACH_RULE])
+def test_torch_func_finds_the_gradients_of_autograd(kernel, cut):
+    cut(16, 16)
+    inputs, _ = draw(Case(2, 2, 1, 5, 18, 4, 3, (16, 16), None))
+
+    def loss(q, k, v, scale):
+        return attend(q, k, v, kernel, scale=scale, backend="fused").square().sum()
+
+    def by_sample(*given):
+        return vmap(lambda *sample: loss(*(x[None] for x in sample[:3]), sample[3]), (0, 0, 0, None))(*given).sum()
+
+    wanted = torch.autograd.grad(loss(*inputs), inputs)
+    plain = tuple(x.detach() for x in inputs)
+    torch.testing.assert_close(grad(loss, (0, 1, 2, 3))(*plain), wanted)
+    torch.testing.assert_close(grad(by_sample, (0, 1, 2))(*plain), wanted[:3])  # vmap hides that they need gradients
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        jvp(loss, plain, plain)
+
+
+def test_no_samples_no_queries_or_no_keys():
+    for batch, queries, keys in ((0, 3, 3), (1, 0, 3), (1, 3, 0)):
+        inputs, do = draw(Case(batch, 2, 1, queries, keys, 4, 5, (16, 16), None))
         found = run(inputs, do, "biweight", None, "fused")
-        assert found["out"].shape == (1, 2, queries, 5)
+        assert found["out"].shape == (batch, 2, queries, 5)
         assert all((x == 0).all() for x in found.values())
 
 

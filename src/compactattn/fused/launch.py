@@ -61,9 +61,7 @@ TOLERANCES = {
 
 
 def supports(q: Tensor) -> str:
-    """Why the kernels cannot do a call; empty if they can."""
-    if NO_TRITON:
-        return NO_TRITON
+    """Why the kernels cannot do a call; empty if they can. First what installing Triton would not mend."""
     if q.device.type == "cpu":
         if os.environ.get("TRITON_INTERPRET") != "1":
             return "q is on the CPU, where the kernels run only under TRITON_INTERPRET=1"
@@ -71,6 +69,8 @@ def supports(q: Tensor) -> str:
         return f"q is on {q.device.type}, the kernels need CUDA"
     elif not is_new(q.device.index or 0):
         return f"the GPU is older than compute capability {OLDEST_GPU[0]}.{OLDEST_GPU[1]}"
+    if NO_TRITON:
+        return NO_TRITON
     if q.dtype not in DTYPES:
         return f"{q.dtype} inputs; the kernels take fp16, bf16 and fp32"
     return ""

@@ -276,6 +276,7 @@ def test_an_old_triton_is_refused_where_fused_is_asked_for_and_left_alone_by_aut
         with caplog.at_level(logging.INFO, logger="compactattn"):
             assert attention._choose("auto", on_gpu) is not old
     assert f"because Triton {found} is older than 3.5" in caplog.text
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]  # shown unasked
     with pytest.raises(ValueError) as error:
         attention._choose("fused", on_gpu)
     assert all(word in str(error.value) for word in (f"Triton {found} is older than 3.5", "pip install", "auto, reference"))

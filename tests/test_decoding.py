@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from compactattn import ALiBi, Allowed, Bias, Causal, Kernel, Packed, Padding, attend, entmax, parse
+from compactattn import ALiBi, Allowed, Bias, Causal, Kernel, Packed, Padding, attend, attention, entmax, parse
 from compactattn.decoding import PAGE, Pages, bound_pages, choose_pages, decode
 from compactattn.fused.decode_launch import Bounds
 from compactattn.kernels import RULES
@@ -160,7 +160,6 @@ def test_every_rule_has_a_case():
     ("change", "said"),
     [
         ({"q": torch.ones(1, 4, 65, 4)}, "130 queries for each key head"),
-        ({"q": torch.ones(1, 4, 10, 4), "backend": "fused"}, "takes 16 queries for each key head in fp32, got 20"),
         ({"lengths": [4]}, "decode key lengths must lie in 0..3"),
         ({"lengths": [1, 2]}, "decode needs 1 key lengths"),
         ({"lengths": [1.5]}, "decode takes whole lengths"),
@@ -177,6 +176,16 @@ def test_an_error_says_what_was_given_and_what_to_do(change, said):
     with pytest.raises((ValueError, TypeError)) as error:
         decode(**call)
     assert said in str(error.value)
+
+
+def test_fp32_of_many_rows_is_refused_where_fused_is_asked_for_and_told_by_auto(monkeypatch):
+    """As on a GPU: `choose` is told what the kernels lack."""
+    told = []
+    monkeypatch.setattr(attention, "_choose", lambda backend, q, lacking: told.append(lacking))
+    for queries, dtype in ((8, torch.float32), (10, torch.float32), (10, torch.float16)):
+        k = torch.ones(1, 2, 3, 4, dtype=dtype)
+        decode(torch.ones(1, 4, queries, 4, dtype=dtype), k, k, backend="reference")
+    assert told == ["", "20 queries for each key head, and in fp32 the kernels take 16 (in fp16 or bf16 128)", ""]
 
 
 def test_pages_speak_of_themselves_and_not_of_their_numbers():

@@ -382,7 +382,8 @@ def _choose(backend: str, q: Tensor, lacking: str = "") -> bool:
 @cache
 def _announce(device: str, fused: bool, reason: str) -> None:
     name = "'fused' (Triton)" if fused else "'reference' (blocked PyTorch)"
-    log.info("attend on %s: backend=%s%s", device, name, f", because {reason}" if reason else "")
+    level = logging.WARNING if reason else logging.INFO  # a GPU that falls back is told of unasked
+    log.log(level, "attend on %s: backend=%s%s", device, name, f", because {reason}" if reason else "")
 
 
 def _per_head(name: str, x: float | Tensor, heads: int, like: Tensor) -> Tensor:

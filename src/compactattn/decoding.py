@@ -129,14 +129,14 @@ def decode(
     q, k, v = attention._autocast(q, k, v)
     attention._check_tensors(q, k, v)
     batch, heads, queries, dim = q.shape
-    backend = _check_rows(queries * heads // k.shape[1], q.dtype, backend)
+    crowd = _check_rows(queries * heads // k.shape[1], q.dtype)
     beta = attention._per_head("scale", 1 / math.sqrt(dim) if scale is None else scale, heads, q)
     view = resolve(_join(lengths, mask), (batch, heads, queries, k.shape[2]), q.device)
     refuse_tangents(q, k, v, beta, view.bias, kernel.profile.alpha)
     if pages is not None:
         _check_pages(pages, k, view)
     bounds = None if pages is None else Bounds(pages.low, pages.high, pages.filled)
-    if attention._choose(backend, q, _lacking(view, kernel)):
+    if attention._choose(backend, q, crowd or _lacking(view, kernel)):
         at_most = (None, None, None) if bounds is None else bounds
         out, skipped = _decode(q, k, v, beta, view.at, view.lo, view.hi, view.slopes, *at_most, *encode(kernel))
         return out if pages is None else (out, skipped)
@@ -267,19 +267,15 @@ def _lacking(view: View, kernel: Kernel) -> str:
     return "" if view.bias is None and view.allowed is None else "the mask has a tensor of its own (Bias or Allowed)"
 
 
-def _check_rows(rows: int, dtype: torch.dtype, backend: str) -> str:
-    """The backend for so many queries of one key head."""
+def _check_rows(rows: int, dtype: torch.dtype) -> str:
+    """Why the kernels cannot take so many queries of one key head; empty if they can."""
     if rows > MOST_ROWS:
         raise ValueError(
             f"{rows} queries for each key head (queries × heads / key heads): decode takes {MOST_ROWS}; use attend"
         )
-    if rows <= MOST_FP32_ROWS or dtype != torch.float32 or backend not in ("auto", "fused"):
-        return backend
-    if backend == "fused":
-        raise ValueError(
-            f"backend='fused' takes {MOST_FP32_ROWS} queries for each key head in fp32, got {rows}; use fp16 or bf16"
-        )
-    return "reference"
+    if rows <= MOST_FP32_ROWS or dtype != torch.float32:
+        return ""
+    return f"{rows} queries for each key head, and in fp32 the kernels take {MOST_FP32_ROWS} (in fp16 or bf16 {MOST_ROWS})"
 
 
 def _check_cache(k: Tensor) -> None:

@@ -88,6 +88,14 @@ def test_help_names_every_command_and_gives_examples(arguments, capsys):
     assert 'attend(q, k, v, kernel="biweight")' in text
 
 
+def test_help_and_readme_name_the_same_text(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    texts = capsys.readouterr().out, (Path(__file__).parent.parent / "README.md").read_text()
+    named = [re.search(r"compactattn evaluate RUN --data (\S+)", text)[1] for text in texts]
+    assert named[0] == named[1]
+
+
 # -- kernels -------------------------------------------------------------------------------------
 
 

@@ -69,7 +69,7 @@ def text(
 ) -> None:
     """Prepare any text: plain (documents between separator lines), .jsonl (a string or an object with "text"), or .gz of both.
 
-    compactattn data text stories.txt.gz --out data/stories
+    compactattn data text my-stories.txt --out data/stories
 
     compactattn data text book.txt --separator "" --tokenizer bytes
 
@@ -86,7 +86,7 @@ def text(
         out: Folder of the corpus.
     """
     if not files:
-        raise UsageError("name at least one file, as in: compactattn data text stories.txt.gz --out data/stories")
+        raise UsageError("name at least one file, as in: compactattn data text my-stories.txt --out data/stories")
     with _told():
         _prepare(open_sources(list(files), separator), tokenizer, ranks, held_out, workers, out, ("MB", MEGABYTE))
 

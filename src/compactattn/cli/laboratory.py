@@ -69,7 +69,7 @@ def evaluate(
 ) -> None:
     """Test a trained model: on a text, on sequences of given lengths, or on the held-out languages of RegBench.
 
-    compactattn evaluate runs/lm/demo-stories-mosaic-triweight-2-0 --data simplewiki.txt.gz --by-position
+    compactattn evaluate runs/lm/demo-stories-mosaic-triweight-2-0 --data other-text.txt --by-position
 
     compactattn evaluate runs/length-gen/mqmtar-sparsemax-0 --lengths 64,128,256,512 --mode free-running
 

@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tomllib
 import unicodedata
 from pathlib import Path
 
@@ -12,9 +13,12 @@ import pytest
 import torch
 
 import compactattn
+import compactattn_command
 from compactattn import cli, weights
 from compactattn.cli import family
 from compactattn.kernels import FAMILY, NAMES
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +67,20 @@ def test_module_runs_the_command_line(monkeypatch, capsys):
     assert capsys.readouterr().out == f"compactattn {compactattn.__version__}\n"
 
 
+def test_ctrl_c_while_the_package_is_imported_ends_the_command_quietly(tmp_path):
+    (tmp_path / "torch.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(20)\n")
+    module, function = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["compactattn"].split(":")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from {module} import {function}; {function}()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "compactattn: stopped\n")
+
+
+def test_the_command_runs_the_command_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["compactattn", "--version"])
+    compactattn_command.main()
+    assert capsys.readouterr().out == f"compactattn {compactattn.__version__}\n"
+
+
 @pytest.mark.parametrize("arguments", [[], ["--help"]])
 def test_help_names_every_command_and_gives_examples(arguments, capsys):
     with pytest.raises(SystemExit) as exit:
@@ -91,7 +109,7 @@ def test_help_names_every_command_and_gives_examples(arguments, capsys):
 def test_help_and_readme_name_the_same_text(capsys):
     with pytest.raises(SystemExit):
         cli.main(["--help"])
-    texts = capsys.readouterr().out, (Path(__file__).parent.parent / "README.md").read_text()
+    texts = capsys.readouterr().out, (ROOT / "README.md").read_text()
     named = [re.search(r"compactattn evaluate RUN --data (\S+)", text)[1] for text in texts]
     assert named[0] == named[1]
 

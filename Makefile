@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed-dev
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -e
 GPU_WORKERS ?= 12
 
-.PHONY: demo test test-gpu browser format bench bench-gpu clean
+.PHONY: demo test test-gpu gpu browser format bench bench-gpu clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -30,8 +30,11 @@ test: $(STAMP) browser
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 # needs a GPU: random shapes of every kernel against float64, repeats, CUDA graphs, memory, compilation
-test-gpu: $(STAMP)
+test-gpu: gpu $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest gpu_tests -n $(GPU_WORKERS) --dist worksteal
+
+gpu:
+	@command -v nvidia-smi >/dev/null || { echo "this needs an NVIDIA GPU, and there is no nvidia-smi here; run it where one is" >&2; exit 1; }
 
 # a test opens the report in a real browser; where none can be installed here, it says what to do
 browser:
@@ -50,7 +53,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.report
 
 # times the fused kernels beside their peers; each bench stops by itself after its --minutes, 35 in all
-bench-gpu: $(STAMP)
+bench-gpu: gpu $(STAMP)
 	$(INSTALL) ".[gpu]"
 	$(BIN)/compactattn bench attention
 	$(BIN)/compactattn bench training

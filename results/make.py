@@ -45,7 +45,7 @@ from compactattn.models.generation import Sampling
 from compactattn.report import lm_paper, paper, regbench_paper
 from compactattn.report.evaluations import Predicted
 from compactattn.report.runs import Run, export, load_results
-from compactattn.training.config import RunConfig, vary
+from compactattn.training.config import RunConfig, RunError, vary
 from compactattn.training.divergence import Diverged
 from compactattn.training.files import replace_durably
 from compactattn.training.interrupt import Interrupted, stop_when
@@ -119,10 +119,9 @@ def list_lm(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
     own, which is asked for when the runs of the first one have their lines.
     """
     corpus, depths = Corpus.open(given.data), read_numbers(given.layers)
-    try:  # before hours are spent on training
-        given.texts = language_modelling.read_texts(given.ood, language_modelling.Data.describe(corpus))
-    except ValueError as error:
-        raise SystemExit(f"--ood {error}") from None
+    data = language_modelling.Data.describe(corpus)
+    with language_modelling.naming("--ood"):  # before hours are spent on training
+        given.texts = language_modelling.read_texts(given.ood, data)
     few = {"steps": given.steps, "checkpoint_every": choose_interval(given, given.steps),
            "validate_every": max(1, given.steps // given.validations), "keep": given.keep}  # fmt: skip
     few |= {name: value for name in ("batch", "rate", "final_rate") if (value := getattr(given, name)) is not None}
@@ -158,7 +157,7 @@ def choose_neighbours(given: argparse.Namespace, configure: Configure) -> list[p
     for kind in (lm_paper.TOP_SOFTMAX, lm_paper.TOP_UNIFORM):
         runs = {row: [lines.get(identify(config).to_json()) for config in configure({1: [row]})] for row in kind}
         if missing := [lm_paper.ROWS[row] for row in kind if None in runs[row]]:
-            raise SystemExit(
+            raise ValueError(
                 f"--k best takes the best k at 1 layer, and {given.out} has no line of the same training there for"
                 f" {', '.join(missing)}; run these first, with 1 among --layers, or give the k, as in --k 32"
             )
@@ -187,7 +186,7 @@ def read_rows(given: argparse.Namespace) -> list[paper.Variant]:
 
 def check_rows(asked: Sequence[str] | None, rows: Sequence[str] | dict[str, Any]) -> None:
     if unknown := [name for name in asked or [] if name not in rows]:
-        raise SystemExit(f"row {unknown[0]!r} is unknown; the rows are {', '.join(map(repr, rows))}")
+        raise ValueError(f"row {unknown[0]!r} is unknown; the rows are {', '.join(map(repr, rows))}")
 
 
 def choose_interval(given: argparse.Namespace, steps: int) -> int:
@@ -331,6 +330,7 @@ def carry_out(configs: Sequence[RunConfig], deadline: Any, given: argparse.Names
     its place."""
     done = [identify(run.config) for run in read_lines(given.out)]
     todo = [config for config in configs if identify(config) not in done]
+    given.out.mkdir(parents=True, exist_ok=True)  # not before it is known what goes there
     print(f"{len(todo)} of {len(configs)} runs to do on {torch.cuda.get_device_name()}", flush=True)
     context = processes.get_context("spawn")
     queue, failed = context.Queue(), context.Value("i", 0)
@@ -396,10 +396,17 @@ def read_arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def refuse(sentence: str) -> int:
+    """Tells in one sentence what the user can put right, and returns the status that says so."""
+    print(f"make.py: {sentence}", file=sys.stderr)
+    return 2
+
+
 def main() -> int:
     given = read_arguments()
     given.out = given.out or Path("results") / given.experiment
-    given.out.mkdir(parents=True, exist_ok=True)
+    if not torch.cuda.is_available():
+        return refuse(f"this needs a GPU, and torch {torch.__version__} sees none; `compactattn train` has presets for a CPU")
     given.state = given.resume_dir or Path(tempfile.mkdtemp(prefix="make-"))
     deadline = processes.get_context("spawn").Value("d", time.time() + 60 * given.minutes, lock=False)
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -410,6 +417,8 @@ def main() -> int:
             failed += carry_out(configs, deadline, given)
             if time.time() > deadline.value:
                 break
+    except (ValueError, OSError, RunError) as error:  # of the arguments, and of files: what a run suffers stays with its worker
+        return refuse(str(error))
     finally:
         if given.state.is_dir() and any(given.state.iterdir()):
             print(f"runs that have no line yet are in {given.state}; --resume-dir {given.state} goes on with them", flush=True)

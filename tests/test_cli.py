@@ -16,6 +16,8 @@ from compactattn import cli, weights
 from compactattn.cli import family
 from compactattn.kernels import FAMILY, NAMES
 
+ROOT = Path(__file__).parent.parent
+
 
 @pytest.fixture(autouse=True)
 def no_terminal(monkeypatch):
@@ -86,6 +88,14 @@ def test_help_names_every_command_and_gives_examples(arguments, capsys):
         assert f"• {command}" in text
         assert f"  compactattn {command}" in text
     assert 'attend(q, k, v, kernel="biweight")' in text
+
+
+def test_help_and_readme_name_the_same_text(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    texts = capsys.readouterr().out, (ROOT / "README.md").read_text()
+    named = [re.search(r"compactattn evaluate RUN --data (\S+)", text)[1] for text in texts]
+    assert named[0] == named[1]
 
 
 # -- kernels -------------------------------------------------------------------------------------

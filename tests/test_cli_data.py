@@ -1,13 +1,15 @@
 """The commands that prepare text tell what is in the corpus, and what the user can put right."""
 
 import json
+import socket
 
 import pytest
 from tests.data.text_examples import use_tiny_ranks, write_json_lines, write_text
 
 from compactattn import cli
-from compactattn.data import babistories, grammar, preparation
+from compactattn.data import babistories, grammar, preparation, tokenizers
 from compactattn.data.corpus import Corpus
+from compactattn.data.sources import hash_file
 from compactattn.data.stories import tell_stories
 
 
@@ -38,20 +40,34 @@ def test_demo_stories_need_nothing(tmp_path, capsys, monkeypatch):
     assert "Corpus: data/demo-stories" in said
     cli.main(["data", "demo-stories", "--stories", "100", "--seed", "7"])
     assert "Nothing to do: the corpus is there already." in capsys.readouterr().out
-    assert "made otherwise (sources differ)" in fail(capsys, "data", "demo-stories", "--stories", "50")
+    assert "(sources[0].seed: 7 → 0; sources[0].stories: 100 → 50); delete it" in fail(
+        capsys, "data", "demo-stories", "--stories", "50"
+    )
 
 
 def test_a_corpus_of_an_older_version_is_refused_not_misread(tmp_path, capsys, monkeypatch):
     command = ["data", "demo-stories", "--stories", "40", "--out", str(tmp_path)]
     cli.main(command)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    for module, what in ((preparation, "version"), (grammar, "sources")):
+    for module, what in ((preparation, "version"), (grammar, "sources[0].grammar")):
+        older = module.VERSION
         with monkeypatch.context() as patch:
             patch.setattr(module, "VERSION", 99)
-            assert f"holds a corpus made otherwise ({what} differ); delete it, or choose" in fail(capsys, *command)
+            assert f"holds a corpus made otherwise ({what}: {older} → 99); delete it, or choose" in fail(capsys, *command)
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
     (tmp_path / "meta.json").write_text("{")
     assert "meta.json' is damaged" in fail(capsys, *command)
+
+
+def test_what_differs_from_the_corpus_in_the_folder_is_told_value_by_value(tmp_path, capsys):
+    options = "--tokenizer", "bytes", "--held-out", "0.3", "--out", tmp_path / "out"
+    files = [write_text(tmp_path / f"{name}.txt", [name, "two", "three"]) for name in ("a", "bee", "c", "d", "e")]
+    cli.main(["data", "text", *map(str, [files[0], *options])])
+    checksums = [hash_file(path)[:8] for path in files]
+    said = fail(capsys, "data", "text", files[1], *options)
+    first = 'sources[0].file: "a.txt" → "bee.txt"; sources[0].bytes: 40 → 42; sources[0].sha256: '
+    assert f'made otherwise ({first}"{checksums[0]}…" → "{checksums[1]}…"); delete it' in said
+    assert "; 23 more); delete it" in fail(capsys, "data", "text", *files[1:], files[0], *options)
 
 
 def test_text_of_several_files_and_formats_becomes_one_corpus(tmp_path, monkeypatch):
@@ -89,6 +105,52 @@ def test_a_download_goes_to_a_folder_of_its_own(tmp_path, monkeypatch, capsys):
     cli.main(["data", "babistories", "--download", "--ranks", str(ranks), "--out", str(tmp_path / "out")])
     assert (tmp_path / "out/archive" / babistories.FILES[0]).is_file()
     assert len(Corpus.open(tmp_path / "out").train) == 2
+
+
+def cut_off(monkeypatch, folder):
+    """Takes the network away, as requests tells it: three errors around the one that says why."""
+
+    def fetch(url):
+        try:
+            try:
+                raise socket.gaierror(-2, "Name or service not known")
+            except OSError as error:
+                raise RuntimeError(f"Failed to resolve a host {'that has a long name ' * 20}") from error
+        except RuntimeError as error:
+            raise ConnectionError(f"Max retries exceeded (Caused by {error!r})") from None
+
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setattr("tiktoken.load.read_file", fetch)
+
+
+@pytest.mark.parametrize("command", ["babistories --download", "text FILE", "demo-stories --tokenizer gpt2"])
+def test_without_a_network_the_ranks_can_be_fetched_by_hand(command, tmp_path, monkeypatch, capsys):
+    cut_off(monkeypatch, tmp_path)
+    file = write_text(tmp_path / "file.txt", ["one", "two"])
+    said = fail(capsys, "data", *command.replace("FILE", str(file)).split(), "--out", tmp_path / "out")
+    first, *rest = said.splitlines()
+    remedy = "give their file with --ranks FILE" + ("" if "babi" in command else ", or take --tokenizer bytes")
+    assert first == f"compactattn: the ranks of GPT-2 could not be fetched (Name or service not known); {remedy}"
+    assert [line.split() for line in rest] == [["file", tokenizers.GPT2_URL], ["SHA-256", tokenizers.GPT2_SHA256]]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_split_that_holds_no_window_is_noted(tmp_path, capsys):
+    def prepare(documents, *options):
+        file = write_text(tmp_path / "file.txt", documents)
+        out = tmp_path / str(sum(1 for _ in tmp_path.iterdir()))
+        cli.main(["data", "text", str(file), "--tokenizer", "bytes", "--out", str(out), *options])
+        return capsys.readouterr().err, out
+
+    said, out = prepare(["a"])
+    both = "train has 1 token and validation has 1 token"
+    assert said == f"Note: {both}; `compactattn train lm` needs at least 2 in each split.\n"
+    refused = fail(capsys, "train", "lm", "--data", out)
+    assert "a stream of 1 token is too short for a window of 128 and the token after it; give more text\n" in refused
+    assert prepare(["one", "two"], "--held-out", "0")[0].startswith("Note: validation has no tokens; ")
+    assert prepare(["one", "two"], "--held-out", "1")[0].startswith("Note: train has no tokens; ")
+    assert prepare(["a word and another " * 3])[0] == ""
+    assert prepare([*"abcdefghijklmnopqrstuvwxyz"], "--held-out", "0.3")[0] == ""
 
 
 def test_a_single_document_is_said_to_be_cut(tmp_path, capsys):

@@ -185,7 +185,7 @@ def test_fp32_of_many_rows_is_refused_where_fused_is_asked_for_and_told_by_auto(
     for queries, dtype in ((8, torch.float32), (10, torch.float32), (10, torch.float16)):
         k = torch.ones(1, 2, 3, 4, dtype=dtype)
         decode(torch.ones(1, 4, queries, 4, dtype=dtype), k, k, backend="reference")
-    assert told == ["", "20 queries for each key head, and in fp32 the kernels take 16 (in fp16 or bf16 128)", ""]
+    assert told == ["", "20 queries for each key head, and in fp32 the kernels take 16 (in fp16 or bf16 64)", ""]
 
 
 def test_pages_speak_of_themselves_and_not_of_their_numbers():

@@ -190,7 +190,7 @@ def test_a_report_that_cannot_be_written_is_told_in_one_sentence(tmp_path, capsy
 
 def test_a_second_run_in_the_same_folder_is_refused(run, capsys):
     said = refuse(["train", "length-gen", "--kernel", "relumax", *TINY, "--out", str(run)], capsys)
-    assert "already holds a run" in said
+    assert said.endswith("already holds a run, which is complete; choose another folder with --out")
 
 
 def test_a_damaged_run_is_told_in_one_sentence(run, capsys, tmp_path):

@@ -200,12 +200,16 @@ def test_generate_streams_a_story_and_keeps_it_on_request(run, capsys):
 def test_several_prompts_are_answered_together(run, tmp_path, capsys):
     (tmp_path / "prompts.txt").write_text("A fox\n\nThe end\n")
     command = ["generate", str(run), "--tokens", "4", "--temperature", "0", "--no-stop", "--device", "cpu"]
-    cli.main([*command, "--prompt", "Once", "--prompts-file", str(tmp_path / "prompts.txt"), "--samples", "2"])
-    parts = re.split(r"\[\d/6\]\n", capsys.readouterr().out)[1:]
-    assert [part[:3] for part in parts] == ["Onc", "Onc", "A f", "A f", "The", "The"]
-    assert parts[0] == parts[1]
+    cli.main([*command, "--prompt", "Once", "--prompts-file", str(tmp_path / "prompts.txt")])
+    parts = re.split(r"\[\d/3\]\n", capsys.readouterr().out)[1:]
+    assert [part[:3] for part in parts] == ["Onc", "A f", "The"]
     cli.main([*command, "--prompt", "A fox"])
-    assert capsys.readouterr().out == parts[2].removesuffix("\n")
+    assert capsys.readouterr().out == parts[1].removesuffix("\n")
+    refused = refuse(capsys, *command, "--prompt", "Once", "--samples", "2")
+    assert refused.startswith("temperature = 0 draws nothing, so that all 2 samples would be the same text; choose another")
+    cli.main([*command, "--temperature", "1", "--prompt", "Once", "--prompt", "A fox", "--samples", "2"])
+    parts = re.split(r"\[\d/4\]\n", capsys.readouterr().out)[1:]
+    assert [part[:3] for part in parts] == ["Onc", "Onc", "A f", "A f"]
 
 
 def test_each_story_that_is_kept_tells_its_row(run, monkeypatch):
@@ -314,9 +318,66 @@ def test_resume_goes_on_with_the_same_text(run, capsys):
     assert (run / "metrics.jsonl").read_bytes() == before
     said = capsys.readouterr().out.splitlines()
     assert said[0] == f"{run} is complete at step 6: there is nothing left to train"
-    assert said[-1].split()[0] == "validation"
+    assert said[-5].split()[0] == "validation"
+    assert said[-3] == f"Next: compactattn report {run} --out report"
     cli.main(["resume", str(run)])  # now it has been tested too
     assert capsys.readouterr().out.splitlines() == said[:1]
+
+
+def test_resume_says_what_train_says(corpus, tmp_path, monkeypatch, capsys):
+    command = ["train", "lm", "--data", str(corpus), *TINY, "--steps", "6", "--out"]
+    cli.main([*command, str(tmp_path / "whole")])
+    whole = capsys.readouterr().out.replace("whole", "halves").splitlines()
+    with monkeypatch.context() as patch:
+        patch.setattr("compactattn.training.loop.Loop.keep", lambda self, step: setattr(self, "stop", step == 3))
+        with pytest.raises(SystemExit):
+            cli.main([*command, str(tmp_path / "halves")])
+    capsys.readouterr()
+    cli.main(["resume", str(tmp_path / "halves")])
+    halves = capsys.readouterr().out.splitlines()
+    seconds = [number for number, line in enumerate(whole) if re.search(r", \d+ s", line)]
+    assert [line for n, line in enumerate(halves) if n not in seconds] == [
+        line for n, line in enumerate(whole) if n not in seconds
+    ]
+    assert "parameters" in halves[0]
+    assert "Next: " in "".join(halves)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--device cuda", "device = 'cuda' is asked for, but torch"),
+        ("--graph True", "graph = true needs a GPU, one process and one micro-batch, not cpu"),
+        ("--tensorboard", "TensorBoard is asked for but not installed"),
+        ("--out {file}", "file' (it is a file); choose another directory with --out"),
+        ("--out {file}/run", "file is a file); choose another directory with --out"),
+        ("--out {run}", "already holds a run of another config ("),
+    ],
+)
+@pytest.mark.parametrize("experiment", ["lm", "length-gen", "regbench"])
+def test_what_cannot_be_trained_here_is_refused_before_a_word_is_said(
+    experiment, options, words, run, corpus, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "file").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("compactattn.training.progress.importlib.util.find_spec", lambda name: None)
+    given = options.format(file=tmp_path / "file", run=run).split()
+    with pytest.raises(SystemExit) as exit:
+        cli.main(["train", experiment, *(["--data", str(corpus), "--length", "24"] if experiment == "lm" else []), *given])
+    assert exit.value.code == 2
+    said = capsys.readouterr()
+    assert words in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_sweep_on_a_gpu_that_is_not_there_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COMPACTATTN_CACHE", str(tmp_path / "cache"))
+    for experiment in ("lm", "length-gen", "regbench"):
+        assert "sees no GPU" in refuse(capsys, "sweep", experiment, "--device", "cuda")
+    assert "sees no GPU" in refuse(capsys, "train", "lm", "--device", "cuda")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_mistakes_are_told_in_a_sentence(run, corpus, tmp_path, capsys):

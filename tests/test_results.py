@@ -71,7 +71,7 @@ def test_rows_of_results_are_chosen_by_name_or_kernel(make, monkeypatch, tmp_pat
         ("mosaic", 16, False),
         ("transformer", 16, False),
     ]
-    with pytest.raises(SystemExit, match="row 'nothing' is unknown"):
+    with pytest.raises(ValueError, match="row 'nothing' is unknown"):
         choose("--row", "nothing")
 
 
@@ -83,7 +83,7 @@ def test_texts_that_cannot_serve_are_refused_before_results_are_made(make, monke
         (f"simplewiki={folder}", "is the corpus of the runs themselves"),
         (f"validation={text}", "would go by the name 'validation'"),
     ):
-        with pytest.raises(SystemExit, match=words):
+        with pytest.raises(ValueError, match=words):
             list_first(make, ask(make, monkeypatch, "--data", folder, "--layers", "1", "--ood", wrong))
     given = ask(make, monkeypatch, "--data", folder, "--layers", "1", "--ood", text)
     list_first(make, given)
@@ -237,7 +237,7 @@ def write_line(make, config, given, loss=2.0):
 def test_deeper_models_take_the_best_k_of_one_layer(make, monkeypatch, tmp_path, capsys):
     folder = make_corpus(tmp_path / "stories").folder
     command = "--data", folder, "--steps", "300", "--seeds", "0,1"
-    with pytest.raises(SystemExit, match="has no line of the same training there for Gaussian kNN, k=16"):
+    with pytest.raises(ValueError, match="has no line of the same training there for Gaussian kNN, k=16"):
         list_first(make, ask(make, monkeypatch, *command, "--layers", "8"))
     given = ask(make, monkeypatch, *command, "--layers", "1,8")
     lists = make.list_lm(given)
@@ -271,6 +271,7 @@ def run_main(make, monkeypatch, tmp_path, fake, *arguments):
 
     monkeypatch.setattr(make, "make", note_and_make)
     monkeypatch.setattr(make.processes, "get_context", lambda _: multiprocessing.get_context("fork"))  # seconds faster
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     monkeypatch.setattr(make.tempfile, "mkdtemp", lambda prefix: str(tmp_path / "state"))
     (tmp_path / "state").mkdir(exist_ok=True)
@@ -323,6 +324,39 @@ def test_workers_that_cannot_start_do_not_go_on_for_ever(make, monkeypatch, tmp_
     monkeypatch.setattr(make, "work", lambda *_: os._exit(1))
     command = "--data", make_corpus(tmp_path / "stories").folder, "--layers", "1", "--kernels", "biweight,triweight"
     assert run_main(make, monkeypatch, tmp_path, None, *command) == (2, [])
+
+
+@pytest.mark.usefixtures("_free")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--data", "nothing"], "'nothing' is no prepared corpus: it has no meta.json; make one"),
+        (["--data", "stories", "--row", "nothing"], "row 'nothing' is unknown; the rows are"),
+        (["--data", "stories", "--ood", "nothing"], "--ood: nothing: 'nothing' is neither a prepared corpus nor a text file"),
+        (["--data", "stories", "--kernels", "sparcemax"], "did you mean 'sparsemax'"),
+    ],
+)
+def test_what_cannot_be_made_is_told_in_a_sentence_and_leaves_no_folder(make, monkeypatch, tmp_path, capsys, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    make_corpus(tmp_path / "stories")
+    assert run_main(make, monkeypatch, tmp_path, None, *arguments) == (2, [])
+    said = capsys.readouterr()
+    assert words in said.err
+    assert (said.out, said.err[:9], said.err.count("\n")) == ("", "make.py: ", 1)
+    assert not (tmp_path / "out").exists()
+    assert not (tmp_path / "state").exists()
+
+
+@pytest.mark.parametrize("experiment", [["length-gen"], ["regbench"], ["lm", "--data", "nothing"]], ids=lambda given: given[0])
+def test_without_a_gpu_no_results_are_made(make, monkeypatch, tmp_path, capsys, experiment):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["make.py", *experiment])
+    assert make.main() == 2
+    said = capsys.readouterr()
+    assert "make.py: this needs a GPU, and torch" in said.err
+    assert (said.out, said.err.count("\n")) == ("", 1)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_last_name_of_an_absolute_path_stays_in_a_command(make):

@@ -94,6 +94,14 @@ def test_every_picture_of_results_is_drawn_from_the_result_files():
         assert path.stat().st_size < 150_000
 
 
+@pytest.mark.parametrize("target", ["test-gpu", "bench-gpu"])
+def test_a_gpu_is_looked_for_before_anything_is_installed(target, tmp_path):
+    plan = subprocess.run(["make", "-n", target, f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    first, *rest = plan.stdout.splitlines()
+    assert "nvidia-smi" in first
+    assert any("pip install" in line for line in rest)
+
+
 def test_the_code_in_the_readme_runs():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     torch.manual_seed(0)

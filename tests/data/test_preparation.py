@@ -159,11 +159,11 @@ def test_a_finished_corpus_is_left_alone(tmp_path):
 def test_another_corpus_is_never_written_over(tmp_path, pairs):
     prepare(text(tmp_path), Bytes(), tmp_path / "out")
     before = contents(tmp_path / "out")
-    with pytest.raises(ValueError, match=r"made otherwise \(tokenizer differ\); delete it, or choose another folder"):
+    with pytest.raises(ValueError, match=r'made otherwise .tokenizer.name: "bytes" → "tiny"; .* delete it, or choose another'):
         prepare(text(tmp_path), pairs, tmp_path / "out")
-    with pytest.raises(ValueError, match="held out differ"):
+    with pytest.raises(ValueError, match=r"\(held_out: 0.05 → 0.5\); delete it"):
         prepare(text(tmp_path), Bytes(), tmp_path / "out", 0.5)
-    with pytest.raises(ValueError, match="sources differ"):
+    with pytest.raises(ValueError, match=r"\(sources\[0\].bytes: \d+ → \d+; sources\[0\].sha256: .*\); delete it"):
         prepare(text(tmp_path, DOCUMENTS[1:]), Bytes(), tmp_path / "out")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/train.bin").write_bytes(b"mine")

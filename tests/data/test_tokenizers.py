@@ -10,7 +10,7 @@ import pytest
 from tests.data.text_examples import tiny_ranks, use_tiny_ranks
 
 from compactattn.data import tokenizers
-from compactattn.data.tokenizers import BytePairs, Bytes, load_tokenizer, read_ranks
+from compactattn.data.tokenizers import GPT2_SHA256, GPT2_URL, BytePairs, Bytes, RanksMissing, load_tokenizer, read_ranks
 
 TEXTS = ["", "hello world", "  spaces\t\n\n and lines\n", "naïve café – 東京 🙂", "a<|endoftext|>b", "\x00\x7f"]
 PUBLISHED = Path(__file__).parents[3] / "shared" / "data" / "r50k_base.tiktoken"
@@ -98,14 +98,27 @@ def test_what_tiktoken_fetched_is_checked_by_us_too(monkeypatch):
         load_tokenizer("gpt2")
 
 
-def test_without_a_network_the_error_tells_both_ways_out(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ConnectionError("no route"), "no route"),
+        (OSError(13, "Permission denied"), "Permission denied"),
+        (ValueError(f"Hash mismatch {'of what came ' * 30}"), "Hash mismatch of what came"),
+        (TimeoutError(), "TimeoutError"),
+    ],
+)
+def test_without_a_network_the_error_says_why_and_names_the_file(error, reason, monkeypatch, tmp_path):
     def fail(*_):
-        raise ConnectionError("no route")
+        raise error
 
     monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("tiktoken.load.read_file", fail)
-    with pytest.raises(ValueError, match=r"no route.*with --ranks, or take --tokenizer bytes"):
+    with pytest.raises(RanksMissing) as caught:
         load_tokenizer("gpt2")
+    assert caught.value.reason.startswith(reason)
+    assert len(caught.value.reason) <= 100
+    assert f"could not be fetched ({caught.value.reason}); give their file\n" in str(caught.value)
+    assert str(caught.value).split()[-3::2] == [GPT2_URL, GPT2_SHA256]
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,11 @@ import pytest
 import torch
 
 from compactattn.experiments import in_context
-from compactattn.experiments.runs import is_trained, open_run, read_evaluation
+from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.experiments.sweep import Job, finish
 from compactattn.models.language_model import build, count_parameters
 from compactattn.models.zoo import ZOO
+from compactattn.training.checks import is_trained
 from compactattn.training.config import RunConfig, RunError, vary
 from compactattn.training.records import read_metrics
 

@@ -247,11 +247,16 @@ def test_a_changed_config_is_refused_by_field_but_for_the_device(tmp_path):
 def test_a_new_run_never_overwrites_another(tmp_path):
     run(tmp_path)
     before = result(tmp_path)
-    with pytest.raises(RunError, match="already holds a run; go on with that one, where steps are left: compactattn resume "):
+    complete = "which is complete; choose another folder with --out$"
+    with pytest.raises(RunError, match=f"already holds a run, {complete}"):
         run(tmp_path)
-    with pytest.raises(RunError, match=r"of another config \(training.steps: 12 → 20\); .* another folder with --out"):
+    with pytest.raises(RunError, match=rf"already holds a run of another config \(training.steps: 12 → 20\), {complete}"):
         run(tmp_path, steps=20)
     assert result(tmp_path) == before
+    with pytest.raises(RuntimeError):
+        run(tmp_path / "broken", stream=Failing(8 * 8))
+    with pytest.raises(RunError, match=r"already holds a run; go on with that one: compactattn resume .* another folder with"):
+        run(tmp_path / "broken")
     with pytest.raises(RunError, match="holds no run"):
         run(tmp_path / "nowhere", resume=True)
     assert not (tmp_path / "nowhere").exists()

@@ -81,9 +81,9 @@ def test_tensorboard_is_told_every_logged_number(tmp_path, monkeypatch):
         def close(self):
             told.append("closed")
 
-    from compactattn.training import loop
+    from compactattn.training import checks, loop
 
-    monkeypatch.setattr(loop, "require_tensorboard", lambda: None)
+    monkeypatch.setattr(checks, "require_tensorboard", lambda: None)
     monkeypatch.setattr(loop, "open_tensorboard", lambda folder, step: Board())
     config = training_stand_in.config(validate_every=6)
     train(

@@ -166,8 +166,10 @@ def test_metrics_that_cannot_be_written_stop_the_run_and_keep_the_checkpoint(tmp
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="cannot write to"):
+    with pytest.raises(RunError, match=r"cannot write to '.*/file/run' \(.*/file is a file\); choose another directory"):
         run(tmp_path / "file" / "run")
+    with pytest.raises(RunError, match=r"cannot write to '.*/file' \(it is a file\); choose another directory with --out"):
+        run(tmp_path / "file")
 
 
 class Signalling(Numbers):

@@ -64,7 +64,7 @@ def run(
         jobs: Processes that compile ahead, before anything is timed; 0 for none.
         out: The CSV file.
     """
-    cells = plan(
+    asked = (
         name_kernels(kernels),
         choose("peer", peers, (peer.name for peer in PEERS)),
         choose("regime", regimes, REGIMES),
@@ -72,6 +72,7 @@ def run(
         read_numbers("head dims", head_dims),
     )
     device = require_gpu()
+    cells = plan(*asked)
     facts = describe_run(device)
     end, done = time.monotonic() + 60 * minutes, 0
     if device.type == "cuda":

@@ -7,7 +7,7 @@ Examples:
   compactattn train regbench --model mosaic --kernel biweight --examples 1000
   compactattn data demo-stories        stories to learn, with no download; also: data text FILES, data babistories
   compactattn train lm --kernel triweight --layers 8 --data DIR
-  compactattn evaluate RUN --data simplewiki --by-position
+  compactattn evaluate RUN --data other-text.txt --by-position
   compactattn generate RUN --prompt "Once upon a time" --tokens 200
   compactattn evaluate RUN --lengths 64,128,256 --mode free-running
   compactattn report RUN ... --out report

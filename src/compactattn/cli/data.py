@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +20,7 @@ from compactattn.data import babistories
 from compactattn.data.preparation import META, prepare
 from compactattn.data.sources import Source, open_sources
 from compactattn.data.stories import Stories
-from compactattn.data.tokenizers import Name, load_tokenizer
+from compactattn.data.tokenizers import Name, RanksMissing, load_tokenizer
 
 MEGABYTE = 1_000_000
 
@@ -68,7 +69,7 @@ def text(
 ) -> None:
     """Prepare any text: plain (documents between separator lines), .jsonl (a string or an object with "text"), or .gz of both.
 
-    compactattn data text stories.txt.gz --out data/stories
+    compactattn data text my-stories.txt --out data/stories
 
     compactattn data text book.txt --separator "" --tokenizer bytes
 
@@ -77,7 +78,7 @@ def text(
     Args:
         files: In the order of their documents. Names that end in .jsonl or .ndjson hold JSON lines.
         tokenizer: gpt2 (50,257 tokens) or bytes (257).
-        ranks: The file r50k_base.tiktoken, in place of tiktoken's own download.
+        ranks: The file r50k_base.tiktoken; without it tiktoken fetches it once from the network, for gpt2.
         separator: The line between two documents of plain text; "" stands for blank lines.
         held_out: Share of the documents for validation, chosen by a hash of their number, or of a single document its last
             part; 1 keeps all of them from training.
@@ -85,7 +86,7 @@ def text(
         out: Folder of the corpus.
     """
     if not files:
-        raise UsageError("name at least one file, as in: compactattn data text stories.txt.gz --out data/stories")
+        raise UsageError("name at least one file, as in: compactattn data text my-stories.txt --out data/stories")
     with _told():
         _prepare(open_sources(list(files), separator), tokenizer, ranks, held_out, workers, out, ("MB", MEGABYTE))
 
@@ -116,7 +117,7 @@ def prepare_babistories(
     if archive is None and not download:
         raise UsageError("name the folder of the archive with --archive DIR, or fetch it with --download")
     folder = archive or out / "archive"
-    with _told():
+    with _told("give their file with --ranks FILE"):
         load_tokenizer("gpt2", ranks)  # before hours of download are spent on a corpus that cannot be made
         if download:
             _download(folder)
@@ -131,12 +132,14 @@ def prepare_babistories(
 
 
 @contextmanager
-def _told() -> Iterator[None]:
-    """Turns what can go wrong with files and text into a sentence."""
+def _told(without_ranks: str = "give their file with --ranks FILE, or take --tokenizer bytes") -> Iterator[None]:
+    """Turns what can go wrong with files and text into a sentence, with what to do where GPT-2's ranks cannot be fetched."""
     try:
         yield
     except BrokenPipeError:  # of the reader of our output, not of the text
         raise
+    except RanksMissing as error:
+        raise UsageError(str(RanksMissing(error.reason, without_ranks))) from error
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:
@@ -172,6 +175,7 @@ def _prepare(
     if meta.get("tail"):
         print("\nThis is a single document: its last part is held out for validation.")
     print(f"\nCorpus: {out}")
+    _note_short_splits(meta)
     return meta
 
 
@@ -181,6 +185,13 @@ def _show(meta: dict[str, Any]) -> None:
         share = f"{held['bytes'] / held['tokens']:.2f}" if held["tokens"] else "–"
         table.add_row(split, *(f"{held[key]:,}" for key in ("documents", "tokens", "bytes")), share)
     console().print(table)
+
+
+def _note_short_splits(meta: dict[str, Any]) -> None:
+    """Says on stderr which split is too short for any window. The other may serve all the same, as for `evaluate`."""
+    found = {split: held["tokens"] for split, held in meta["splits"].items() if held["tokens"] < 2}
+    if few := [f"{split} has {tokens or 'no'} token{'' if tokens == 1 else 's'}" for split, tokens in found.items()]:
+        print(f"Note: {' and '.join(few)}; `compactattn train lm` needs at least 2 in each split.", file=sys.stderr)
 
 
 def _download(folder: Path) -> None:

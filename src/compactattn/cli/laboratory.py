@@ -15,18 +15,19 @@ from tyro.conf import Positional
 
 from compactattn.cli import length_gen, lm, regbench
 from compactattn.cli.app import UsageError, app, console, require_counts
-from compactattn.cli.work import Asked, fit_to_machine, train_run, write_page
+from compactattn.cli.work import Asked, fit_to_machine, show_run, train_and_show, write_page
 from compactattn.data.sources import TextFile
 from compactattn.evaluation.exact_match import MODES, Mode
 from compactattn.experiments import in_context, language_modelling, length_generalisation
 from compactattn.experiments.registry import experiment_of
-from compactattn.experiments.runs import is_trained, read_evaluation
+from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.storytelling import Wish
 from compactattn.models.config import ARCHITECTURES
 from compactattn.models.generation import Sampling
 from compactattn.models.language_model import build, count_parameters
 from compactattn.models.zoo import ZOO
 from compactattn.training import checkpoint
+from compactattn.training.checks import is_trained
 from compactattn.training.distributed import choose_device, leads
 
 Lengths = Annotated[str, tyro.conf.arg(metavar="N,N,...")]
@@ -44,16 +45,14 @@ def resume(run: Positional[Path], evaluate: bool = True, tensorboard: bool = Fal
         evaluate: Test the trained model as `train` does.
         tensorboard: Also write TensorBoard files.
     """
-    config = checkpoint.load_config(run)
-    config = fit_to_machine(config, config.training.device)
-    if is_trained(run, config):
-        if leads():
-            print(f"{run} is complete at step {checkpoint.step_of(run)}: there is nothing left to train", flush=True)
-        evaluate = evaluate and not read_evaluation(run)
-    else:
-        train_run(config, run, resume=True, tensorboard=tensorboard)
-    if evaluate and leads():
-        _commands_of(run).evaluate_and_show(run, config.training.device)
+    config, voice = checkpoint.load_config(run), _commands_of(run).VOICE
+    if not is_trained(run, config):
+        config = fit_to_machine(config, config.training.device)
+        train_and_show(config, run, voice, resume=True, evaluate=evaluate, tensorboard=tensorboard)
+    elif leads():
+        print(f"{run} is complete at step {checkpoint.step_of(run)}: there is nothing left to train", flush=True)
+        if evaluate and not read_evaluation(run):
+            show_run(config, run, voice)
 
 
 @app.command
@@ -69,7 +68,7 @@ def evaluate(
 ) -> None:
     """Test a trained model: on a text, on sequences of given lengths, or on the held-out languages of RegBench.
 
-    compactattn evaluate runs/lm/demo-stories-mosaic-triweight-2-0 --data simplewiki.txt.gz --by-position
+    compactattn evaluate runs/lm/demo-stories-mosaic-triweight-2-0 --data other-text.txt --by-position
 
     compactattn evaluate runs/length-gen/mqmtar-sparsemax-0 --lengths 64,128,256,512 --mode free-running
 

@@ -16,6 +16,8 @@ from compactattn.cli.app import UsageError, app, console, prepare_folder, read_k
 from compactattn.cli.work import (
     Asked,
     Preset,
+    Voice,
+    describe_model,
     finish_sweep,
     fit_to_machine,
     has_gpu,
@@ -107,8 +109,7 @@ def train_length_gen(
                   "compile": compile, "graph": graph, "device": device},
     )  # fmt: skip
     folder = out or Path("runs") / length_gen.NAME / name_run(config)
-    warn_of_preset(preset, device)
-    train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
+    train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
 
 
 @sweep.command(name="length-gen")
@@ -209,6 +210,10 @@ def name_run(config: RunConfig) -> str:
     return "-".join([config.data["task"], variant, *extras, str(config.seed)])
 
 
+def describe(config: RunConfig) -> str:
+    return f"{describe_model(config.model)}, {config.data['task']}"
+
+
 def evaluate_lengths(folder: Path, lengths: Sequence[int] | None, mode: Mode, samples: int, device: str) -> list[Match]:
     with progress() as bar:
         task = bar.add_task("evaluating", total=samples)
@@ -242,6 +247,9 @@ def evaluate_and_show(folder: Path, device: str, lengths: str = "", mode: Mode =
     """Exact match at some lengths, or those of the paper's table, printed and kept."""
     numbers = read_numbers(lengths, "lengths") if lengths else None
     print_matches(evaluate_lengths(folder, numbers, mode, samples, device))
+
+
+VOICE = Voice(describe, evaluate_and_show)
 
 
 def answer(run: Path, asked: Asked) -> None:

@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from rich import box
 from rich.table import Table
 
@@ -19,6 +18,8 @@ from compactattn.cli.app import UsageError, console, prepare_folder, read_kernel
 from compactattn.cli.work import (
     Asked,
     Preset,
+    Voice,
+    describe_model,
     finish_sweep,
     fit_to_machine,
     has_gpu,
@@ -39,9 +40,8 @@ from compactattn.experiments.language_modelling import OWN, Data, Model
 from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.storytelling import SAMPLING, Teller, save_stories
 from compactattn.experiments.sweep import Job
-from compactattn.models.language_model import build, count_parameters
 from compactattn.training.config import RunConfig
-from compactattn.training.distributed import leads
+from compactattn.training.distributed import choose_device, leads
 
 TITLE = "language modelling"
 OPTIONS = ("data", "by_position", "samples")  # of `evaluate`
@@ -123,13 +123,10 @@ def train_lm(
     given = {"dropout": dropout, "width": width, "heads": heads}
     training = {"steps": steps, "batch": batch, "rate": rate, "final_rate": final_rate, "keep": keep, "precision": precision,
                 "accumulation": accumulation, "compile": compile, "graph": graph, "device": device}  # fmt: skip
+    choose_device(device)  # before stories are prepared
     config = configure(open_corpus(data), preset, model, kernel, layers, seed, length, given, training)
     folder = out or Path("runs") / language_modelling.NAME / name_run(config)
-    if leads():
-        with torch.device("meta"):
-            print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
-    warn_of_preset(preset, device)
-    train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard, choose_prompt)
+    train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
 
 
 @sweep.command(name="lm")
@@ -170,6 +167,7 @@ def sweep_lm(
         out: Folder of the runs; the report goes to its subfolder report.
     """
     require_counts(seeds=(seeds, 1), samples=(samples, 1), jobs=(jobs, 0))
+    choose_device(device)
     variants, corpus = split_kernels(kernels), open_corpus(data)
     configs = [
         configure(corpus, preset, *read_variant(variant), layers, seed, None, {}, {"steps": steps, "device": device})
@@ -241,10 +239,8 @@ def choose_prompt(config: RunConfig) -> str:
 
 
 def describe(config: RunConfig) -> str:
-    model, data = config.model, config.data
-    size = f"{model.layers} {'layer' if model.layers == 1 else 'layers'}, width {model.width}"
-    text = f"windows of {data['length']} tokens ({data['tokenizer']}) of {data['corpus']}"
-    return f"{model.architecture}:{model.kernel}, {size}, {text}"
+    data = config.data
+    return f"{describe_model(config.model)}, windows of {data['length']} tokens ({data['tokenizer']}) of {data['corpus']}"
 
 
 def name_run(config: RunConfig) -> str:
@@ -276,6 +272,9 @@ def evaluate_and_show(folder: Path, device: str, data: str = "", by_position: bo
     if by_position:
         print()
         console().print(tabulate_positions(row["by_position"]))
+
+
+VOICE = Voice(describe, evaluate_and_show, choose_prompt)
 
 
 def tabulate_positions(curve: Mapping[str, Sequence[Any]]) -> Table:
@@ -311,8 +310,13 @@ def print_sweep(todo: Sequence[Job]) -> None:
 
 def answer(run: Path, asked: Asked) -> None:
     """Writes stories: a single one as it comes, several when all are done. How fast goes to stderr."""
-    teller = Teller.open(run, asked.device)
     wish = asked.wish
+    if asked.samples > 1 and not wish.sampling.temperature:
+        raise UsageError(
+            f"temperature = 0 draws nothing, so that all {asked.samples} samples would be the same text; choose another"
+            " --temperature, as in 0.8, or leave out --samples"
+        )
+    teller = Teller.open(run, asked.device)
     prompts = [prompt for prompt in asked.prompts or ("",) for _ in range(asked.samples)]
     began = time.monotonic()
     told = [teller.stream(prompts[0], wish)] if len(prompts) == 1 else teller.tell(prompts, wish)

@@ -18,7 +18,9 @@ from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folde
 from compactattn.cli.work import (
     Asked,
     Preset,
+    Voice,
     complain,
+    describe_model,
     finish_jobs,
     finish_sweep,
     fit_to_machine,
@@ -38,7 +40,6 @@ from compactattn.models.config import Architecture
 from compactattn.models.generation import generate
 from compactattn.models.language_model import build, count_parameters
 from compactattn.training.config import RunConfig, vary
-from compactattn.training.distributed import leads
 
 TITLE = "RegBench"
 OPTIONS = ("split",)  # of `evaluate`
@@ -107,11 +108,7 @@ def train_regbench(
                 "device": device}  # fmt: skip
     config = configure(model, kernel, examples, preset, seed, epochs, recipe, given, training)
     folder = out or Path("runs") / in_context.NAME / name_run(config)
-    if leads():
-        with torch.device("meta"):
-            print(f"{describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
-    warn_of_preset(preset, device)
-    train_and_show(config, folder, evaluate_and_show if evaluate else None, tensorboard)
+    train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
 
 
 @sweep.command(name="regbench")
@@ -216,10 +213,8 @@ def read_variant(name: str) -> tuple[str, str]:
 
 
 def describe(config: RunConfig) -> str:
-    model = config.model
-    kernel = f":{model.kernel}" if model.architecture in in_context.WITH_KERNEL else ""
-    layers = f"{model.layers} {'layer' if model.layers == 1 else 'layers'}"
-    return f"{model.architecture}{kernel}, {layers}, width {model.width}, {config.data['examples']:,} examples"
+    size = describe_model(config.model, has_kernel=config.model.architecture in in_context.WITH_KERNEL)
+    return f"{size}, {config.data['examples']:,} examples"
 
 
 def name_run(config: RunConfig) -> str:
@@ -252,6 +247,9 @@ def evaluate_and_show(folder: Path, device: str, split: Split = "test") -> None:
     for known in row["references"]:
         table.add_row(f"all, by {known['name']}", f"{100 * known['accuracy']:.1f}", f"{100 * known['tvd']:.1f}", "")
     console().print(table)
+
+
+VOICE = Voice(describe, evaluate_and_show)
 
 
 def print_sweep(todo: Sequence[Job]) -> None:

@@ -23,9 +23,12 @@ from compactattn.experiments.storytelling import Wish
 from compactattn.experiments.sweep import Job, finish, finish_all
 from compactattn.kernels import split_names
 from compactattn.memory.inspection import summarise
+from compactattn.models.config import ModelConfig
+from compactattn.models.language_model import build, count_parameters
 from compactattn.training import checkpoint
+from compactattn.training.checks import check_folder, check_machine
 from compactattn.training.config import RunConfig, vary
-from compactattn.training.distributed import leads
+from compactattn.training.distributed import Group, choose_device, leads
 from compactattn.training.divergence import Diverged
 from compactattn.training.interrupt import Interrupted
 
@@ -51,11 +54,24 @@ class Asked:
         return self.prompts[0] if self.prompts else ""
 
 
+@dataclass(frozen=True)
+class Voice:
+    """How an experiment speaks of its runs."""
+
+    describe: Callable[[RunConfig], str]  # before training
+    evaluate_and_show: Callable[[Path, str], None]  # after it, on a device
+    choose_prompt: Callable[[RunConfig], str] | None = None  # to try with `generate`
+
+
 # -- configs -------------------------------------------------------------------------------------
 
 
 def fit_to_machine(config: RunConfig, device: str) -> RunConfig:
-    """The config without the preset's wishes for a GPU where there is none, or several processes."""
+    """The config without the preset's wishes for a GPU where there is none, or several processes.
+
+    A RunError says where the device itself is not there.
+    """
+    choose_device(device)
     if has_gpu(device) and int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return config
     return vary(config, training={"compile": "none", "graph": False})
@@ -92,6 +108,17 @@ def read_numbers(text: str, what: str) -> list[int]:
 # -- work ----------------------------------------------------------------------------------------
 
 
+def check_run(config: RunConfig, folder: Path, resume: bool, tensorboard: bool) -> None:
+    """Stops what cannot be trained here before anything is said of it."""
+    group = Group(choose_device(config.training.device), size=int(os.environ.get("WORLD_SIZE", "1")))
+    try:
+        check_machine(config.training, group, tensorboard)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if not resume and group.size == 1:  # of several processes the leading one may have made the folder by now
+        check_folder(config, folder)
+
+
 def train_run(config: RunConfig, folder: Path, *, resume: bool, tensorboard: bool = False) -> None:
     try:
         summary = experiment_of(config).run(config, folder, resume=resume, tensorboard=tensorboard)
@@ -116,20 +143,28 @@ def _describe_validation(found: Mapping[str, float], windows: int | None) -> str
 
 
 def train_and_show(
-    config: RunConfig,
-    folder: Path,
-    show: Callable[[Path, str], None] | None,
-    tensorboard: bool,
-    prompt: Callable[[RunConfig], str] | None = None,
-) -> None:
-    """Trains a new run and, unless told otherwise, tests it, shows how well it did and what can be done with it."""
-    train_run(config, folder, resume=False, tensorboard=tensorboard)
-    if show is not None and leads():
-        show(folder, config.training.device)
-        print(f"\nNext: compactattn report {folder} --out report")
-        print(f"      compactattn generate {folder}" + (f" --prompt {shlex.quote(prompt(config))}" if prompt else ""))
-        if config.model.architecture in ("mosaic", "transformer"):
-            print(f"      compactattn inspect {folder}")
+    config: RunConfig, folder: Path, voice: Voice, *, resume: bool = False, evaluate: bool = True, tensorboard: bool = False,
+    preset: Preset = "cpu-quick",
+) -> None:  # fmt: skip
+    """Trains a run and, unless told otherwise, tests it, shows how well it did and what can be done with it."""
+    check_run(config, folder, resume, tensorboard)
+    if leads():
+        with torch.device("meta"):
+            print(f"{voice.describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
+    warn_of_preset(preset, config.training.device)
+    train_run(config, folder, resume=resume, tensorboard=tensorboard)
+    if evaluate and leads():
+        show_run(config, folder, voice)
+
+
+def show_run(config: RunConfig, folder: Path, voice: Voice) -> None:
+    """Tests a trained run, shows how well it did and what can be done with it."""
+    voice.evaluate_and_show(folder, config.training.device)
+    prompt = f" --prompt {shlex.quote(voice.choose_prompt(config))}" if voice.choose_prompt else ""
+    print(f"\nNext: compactattn report {folder} --out report")
+    print(f"      compactattn generate {folder}{prompt}")
+    if config.model.architecture in ("mosaic", "transformer"):
+        print(f"      compactattn inspect {folder}")
 
 
 def finish_sweep(todo: Sequence[Job], jobs: int, out: Path, show: Callable[[Sequence[Job]], None]) -> None:
@@ -257,6 +292,11 @@ def _look_into(folder: Path, example: tuple[list[int], list[str]], device: str) 
         readout.support[0].cpu().numpy(), readout.bandwidth[0].cpu().numpy(), words, summarise(looks, words),
         str(folder), str(subject),
     )  # fmt: skip
+
+
+def describe_model(model: ModelConfig, has_kernel: bool = True) -> str:
+    layers = f"{model.layers} {'layer' if model.layers == 1 else 'layers'}"
+    return f"{model.architecture}{f':{model.kernel}' if has_kernel else ''}, {layers}, width {model.width}"
 
 
 def note_positions(written: int, wished: int, longest: int) -> None:

@@ -197,7 +197,8 @@ def _check_length(tokens: Array, length: int) -> None:
     if length < 1:
         raise ValueError(f"a window of {length} tokens is empty; choose a length of at least 1")
     if len(tokens) <= length:
+        count = f"{len(tokens)} token{'' if len(tokens) == 1 else 's'}"
+        shorter = f", or train on windows of at most {len(tokens) - 1} tokens" if len(tokens) > 1 else ""
         raise ValueError(
-            f"a stream of {len(tokens)} tokens is too short for a window of {length} and the token after it; give more text,"
-            f" or train on windows of at most {max(len(tokens) - 1, 0)} tokens"
+            f"a stream of {count} is too short for a window of {length} and the token after it; give more text{shorter}"
         )

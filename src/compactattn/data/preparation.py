@@ -20,6 +20,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from compactattn.data.differences import list_differences
 from compactattn.data.draws import Array, Draws
 from compactattn.data.sources import Block, Source, hash_file
 from compactattn.data.tokenizers import Tokenizer
@@ -31,6 +32,7 @@ META, JOURNAL, RANKS = "meta.json", "journal.jsonl", "ranks.tiktoken"
 SPLITS = ("train", "validation")
 WIDEST = 1 << 16  # ids are stored in 16 bits
 SECONDS_BETWEEN_MARKS = 1.0
+SHOWN = 4  # differences between two corpora that are told one by one
 
 
 @dataclass(frozen=True)
@@ -277,9 +279,11 @@ def _begin(folder: Path, settings: dict[str, Any]) -> Mark:
 def _compare(folder: Path, found: dict[str, Any], settings: dict[str, Any]) -> None:
     settings = json.loads(json.dumps(settings))
     if found != settings:
-        other = ", ".join(key.replace("_", " ") for key in settings if found.get(key) != settings[key])
+        changed = list_differences(found, settings)
+        more = [f"{len(changed) - SHOWN} more"] if len(changed) > SHOWN else []
         raise ValueError(
-            f"{str(folder)!r} holds a corpus made otherwise ({other} differ); delete it, or choose another folder with --out"
+            f"{str(folder)!r} holds a corpus made otherwise ({'; '.join(changed[:SHOWN] + more)}); delete it, or choose another"
+            " folder with --out"
         )
 
 

@@ -14,6 +14,7 @@ import binascii
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import shorten
 from typing import Literal, Protocol, get_args
 
 import numpy as np
@@ -25,8 +26,19 @@ NAMES: tuple[str, ...] = get_args(Name)
 END_OF_TEXT = "<|endoftext|>"  # how the end of a document is shown to people
 GPT2_URL = "https://openaipublic.blob.core.windows.net/encodings/r50k_base.tiktoken"
 GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+LONGEST_REASON = 100  # characters
 # how GPT-2 cuts text into words before it merges pairs; what follows a + is never given back, which is faster
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
+
+
+class RanksMissing(ValueError):
+    """The ranks of GPT-2 could not be fetched. The file and its checksum stand on lines of their own, to be copied."""
+
+    def __init__(self, reason: str, remedy: str = "give their file") -> None:
+        super().__init__(
+            f"the ranks of GPT-2 could not be fetched ({reason}); {remedy}\n  file     {GPT2_URL}\n  SHA-256  {GPT2_SHA256}"
+        )
+        self.reason = reason
 
 
 class Tokenizer(Protocol):
@@ -150,10 +162,16 @@ def _fetch_ranks() -> bytes:
     try:
         return read_file_cached(GPT2_URL, GPT2_SHA256)
     except Exception as error:  # of the network, of the disk, or of the file: tiktoken names no class for it
-        raise ValueError(
-            f"the ranks of GPT-2 could not be fetched ({type(error).__name__}: {error}); give the file r50k_base.tiktoken"
-            f" (SHA-256 {GPT2_SHA256[:8]}…{GPT2_SHA256[-4:]}) with --ranks, or take --tokenizer bytes"
-        ) from error
+        raise RanksMissing(_find_reason(error)) from error
+
+
+def _find_reason(error: BaseException) -> str:
+    """Why a download failed, in a few words: those of the first trouble, without what libraries have wrapped around it."""
+    first: BaseException | None = error
+    while first is not None:
+        error = first if isinstance(first, OSError) else error
+        first = first.__cause__ or first.__context__
+    return shorten(getattr(error, "strerror", None) or str(error) or type(error).__name__, LONGEST_REASON)
 
 
 def read_ranks(content: bytes) -> dict[bytes, int]:

@@ -70,14 +70,6 @@ def find_best(folder: Path) -> Path:
     raise RunError(f"{folder} has no weights of step {best}, its best; restore a copy of the run, or train again")
 
 
-def is_trained(folder: Path, config: RunConfig) -> bool:
-    """Whether a run has done all its steps, or has stopped for want of a better validation."""
-    if not checkpoint.exists(folder):
-        return False
-    step = checkpoint.step_of(folder)
-    return step == config.training.steps or Selection.of(read_metrics(folder), config.training.patience, step).exhausted
-
-
 def read_failure(folder: Path) -> str:
     """What ended a run before its last step, as in "diverged at step 412, loss nan"; nothing where it may go on."""
     lines = read_metrics(folder)

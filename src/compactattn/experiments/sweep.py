@@ -15,7 +15,8 @@ import torch
 import torch.multiprocessing as processes
 
 from compactattn.experiments.registry import experiment_of
-from compactattn.experiments.runs import check_same, is_trained, read_failure
+from compactattn.experiments.runs import check_same, read_failure
+from compactattn.training.checks import is_trained
 from compactattn.training.config import RunConfig, RunError
 from compactattn.training.divergence import Diverged
 from compactattn.training.records import read_metrics

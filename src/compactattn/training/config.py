@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass, replace
 from typing import Any, Literal, cast, get_args, get_origin, get_type_hints
 
+from compactattn.data.differences import list_differences
 from compactattn.models.config import ModelConfig
 
 Precision = Literal["fp32", "bf16"]
 Compile = Literal["none", "parts", "whole"]
 Keep = Literal["best", "last"]
-ABSENT = "absent"
 # where and how, which may change when a run is resumed; a folder of data is known by its checksum
 FREE = ("training.device", "training.compile", "training.graph", "training.checkpoint_every", "data.folder")
 
@@ -135,22 +135,7 @@ def _shorten(old: TrainingConfig, changes: Mapping[str, Any]) -> dict[str, int]:
 
 def differences(old: RunConfig, new: RunConfig, ignore: tuple[str, ...] = ()) -> list[str]:
     """Fields that differ, as "training.rate: 0.001 → 0.002"; those whose path is in `ignore` may."""
-    before, after = (dict(_flatten(asdict(config), "")) for config in (old, new))
-    paths = [*before, *(path for path in after if path not in before)]
-    return [
-        f"{path}: {before.get(path, ABSENT)} → {after.get(path, ABSENT)}"
-        for path in paths
-        if path not in ignore and before.get(path, ABSENT) != after.get(path, ABSENT)
-    ]
-
-
-def _flatten(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Path and JSON text of every value that is no dictionary, or an empty one."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from _flatten(inner, f"{path}.{name}" if path else name)
-    else:
-        yield path, json.dumps(value)
+    return list_differences(asdict(old), asdict(new), ignore)
 
 
 def _read(kind: Any, value: Any, path: str) -> Any:

@@ -21,15 +21,16 @@ from compactattn.attention import ScaleError
 from compactattn.data.batches import Batch, Stream
 from compactattn.training import checkpoint as checkpoints
 from compactattn.training.checkpoint import Checkpoint
-from compactattn.training.config import FREE, RunConfig, RunError, TrainingConfig, differences
+from compactattn.training.checks import check_folder, check_machine
+from compactattn.training.config import FREE, RunConfig, RunError, differences
 from compactattn.training.distributed import Group, join
 from compactattn.training.divergence import Diverged, blame
-from compactattn.training.feed import Feed, Span, check_shares, seed_of, spans
+from compactattn.training.feed import Feed, Span, seed_of, spans
 from compactattn.training.files import replace_durably
 from compactattn.training.graph import Replay
 from compactattn.training.interrupt import Interrupt, Interrupted
 from compactattn.training.optimiser import build_optimiser, rate_at, set_rate
-from compactattn.training.progress import Display, open_display, open_tensorboard, require_tensorboard
+from compactattn.training.progress import Display, open_display, open_tensorboard
 from compactattn.training.readings import Reading, lag, send
 from compactattn.training.records import Records, read_metrics, record_environment
 from compactattn.training.selection import BEST, Selection
@@ -72,11 +73,8 @@ def train(
     folder, vocab = Path(folder), config.model.vocab
     if vocab < stream.vocab:
         raise ValueError(f"model.vocab = {vocab} is less than the {stream.vocab} tokens of the data; set it to {stream.vocab}")
-    if tensorboard:
-        require_tensorboard()
     with join(config.training.device) as group:
-        check_shares(config.training, group.size)
-        check_graph(config.training, group)
+        check_machine(config.training, group, tensorboard)
         if group.device.type == "cuda":  # a process may have had another run before
             torch.cuda.reset_peak_memory_stats(group.device)
         model.to(group.device).train()
@@ -95,12 +93,6 @@ def train(
             interrupt = stack.enter_context(Interrupt(show_progress and group.leads))
             loop = Loop(config, model, optimiser, stream, folder, group, records, board, display, interrupt, validate, start)
             return loop.run()
-
-
-def check_graph(training: TrainingConfig, group: Group) -> None:
-    if training.graph and (group.device.type != "cuda" or group.size > 1 or training.accumulation > 1):
-        given = f"{group.device.type}, {group.size} processes and {training.accumulation} micro-batches"
-        raise RunError(f"graph = true needs a GPU, one process and one micro-batch, not {given}; set it to false")
 
 
 @dataclass(frozen=True)
@@ -159,14 +151,7 @@ def _share_optimiser(optimiser: torch.optim.Optimizer, group: Group) -> None:
 
 
 def _create(config: RunConfig, folder: Path) -> None:
-    if (folder / "config.json").exists() or checkpoints.exists(folder):
-        there = (folder / "config.json").exists()
-        changed = differences(checkpoints.load_config(folder), config, ignore=FREE) if there else []
-        other = f" of another config ({'; '.join(changed)})" if changed else ""
-        raise RunError(
-            f"{folder} already holds a run{other}; go on with that one, where steps are left: compactattn resume {folder};"
-            " or choose another folder with --out"
-        )
+    check_folder(config, folder)
     _writing(folder, lambda: folder.mkdir(parents=True, exist_ok=True))
     _writing(folder, lambda: replace_durably(folder / "config.json", config.to_json().encode()))
 

@@ -35,7 +35,8 @@ from gpu_tests.settings import DEVICE, HALF, LONGEST
 
 KERNELS = (
     "gaussian", "sparsemax", "biweight", "triweight", "entmax(1.7)", "entmax(1.3)", "entmax(alpha)", "norm_relu",
-    "rectified(r=2, b=1)", "rectified(r=3, b=1)", "relumax", "relumax(r=2, b=2)", "relumax(r=1.5)", "topk_softmax(8)",
+    "rectified(r=2, b=1)", "rectified(r=3, b=1)", "rectified(r=1.5, b=1)", "relumax", "relumax(r=2, b=2)", "relumax(r=1.5)",
+    "topk_softmax(8)",
     "topk_uniform(9)", "topk_epanechnikov(8)", "topk_biweight(40)", "topk_rectified(12, r=1.5)", "ball", "margin",
     "truncated_gaussian(1.5)",
 )  # fmt: skip

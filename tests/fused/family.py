@@ -3,6 +3,8 @@
 Tolerances are measured: an output may err twice, a gradient three times as much as the fp32 reference, and a few ulp.
 """
 
+import math
+from itertools import product
 from typing import NamedTuple
 
 import torch
@@ -18,7 +20,9 @@ KERNELS = [
     "entmax(1.7)",
     "norm_relu",
     "rectified(r=3, b=1)",
+    "rectified(r=1.5, b=1)",
     "relumax",
+    "relumax(r=1.5)",
     "relumax(r=2, b=2)",
     "topk_softmax(3)",
     "topk_uniform(3)",
@@ -33,6 +37,16 @@ KERNELS = [
 ONE_OF_EACH_RULE = ["biweight", "norm_relu", "relumax", "topk_epanechnikov(9)"]
 assert {member.name for member in FAMILY} == {name.partition("(")[0] for name in KERNELS}
 assert {encode(parse(name))[1] for name in ONE_OF_EACH_RULE} == set(RULES)
+
+
+def kind_of(r):
+    """How the kernels compute y^r."""
+    return {0: "step", math.inf: "exponential"}.get(r, "whole" if r in (1, 2, 3) else "any")
+
+
+COMBINATIONS = set(product(RULES, ("step", "whole", "any", "exponential")))
+COMBINATIONS -= {("normalising", "step"), ("fixed", "exponential")}  # there is no θ with Σ w = 1; every θ is the same
+assert {(rule, kind_of(r)) for r, rule, _ in (encode(parse(name)) for name in KERNELS)} == COMBINATIONS
 
 
 class Case(NamedTuple):

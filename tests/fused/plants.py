@@ -55,6 +55,9 @@ PLANTS = {
     ),
     "wrong power of the slope": Plant("profiles.py", "log2_1p(z) * (r - 1.0)", "log2_1p(z) * r", "entmax(1.7)"),
     "weights sum to r^r": Plant("weights.py", "return r**r if", "return 1.0 if"),
+    "where no key is in reach some weigh more": Plant(
+        "weights.py", "dead | (reach <= 0.0) if RULE == FIXED and not is_whole(R) else dead", "dead", "rectified(r=1.5)"
+    ),
     # forward
     "Newton stops early": Plant("forward.py", "tolerate(order, TOLERANCE, R) * reach", "0.2 * reach", "soft"),
     "the last step of Newton leaves the values alone": Plant(
@@ -135,6 +138,9 @@ PLANTS = {
     # backward of the queries
     "the centre in fp32 is no mean": Plant(
         "backward.py", "centre = sums / tl.where(slopes > 0.0, slopes, 1.0)", "centre = sums"
+    ),
+    "the centre of a fixed bandwidth in fp32 is the mean under its slopes": Plant(
+        "backward.py", "centring = k if RULE == FIXED else steep", "centring = steep", "rectified"
     ),
     "ds is not centred": Plant("backward.py", "(-gain * centre)[:, None]", "(0.0 * centre)[:, None]"),
     "θ gets the wrong sign": Plant("backward.py", "/ kept[2] * lean", "/ -kept[2] * lean", "relumax"),

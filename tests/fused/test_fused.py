@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 import torch
 from family import KERNELS, ONE_OF_EACH_RULE, Case, check, draw, run
+from gpu_tests.cases import Case as RandomCase
+from gpu_tests.cases import Group, Layout
+from gpu_tests.test_numerics import judge_all
 from torch.func import grad, jvp, vmap
 
 from compactattn import ALiBi, Causal, Packed, Padding, attend, attention, parse
@@ -184,10 +187,11 @@ def test_a_score_that_is_not_a_number_shows_in_its_row_and_no_other(kernel, cut)
     assert not out[0, 0, torch.arange(20) != 7].isnan().any()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_readout_is_that_of_the_reference(kernel, cut):
+def test_readout_is_that_of_the_reference(kernel, dtype, cut):
     cut(32, 16)
-    (q, k, v, scale), _ = draw(Case(1, 1, 1, 19, 19, 4, 4, (32, 16), None))
+    (q, k, v, scale), _ = draw(Case(1, 1, 1, 19, 19, 4, 4, (32, 16), None), dtype)
     ours, theirs = (
         attend(q, k, v, kernel, scale=scale, mask=Causal(1), backend=backend, return_readout=True)[1]
         for backend in ("fused", "reference")
@@ -195,6 +199,40 @@ def test_readout_is_that_of_the_reference(kernel, cut):
     assert torch.equal(ours.support, theirs.support)
     torch.testing.assert_close(ours.threshold, theirs.threshold, rtol=1e-5, atol=2e-6)
     torch.testing.assert_close(ours.bandwidth, theirs.bandwidth, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "topk_softmax(20)", "truncated_gaussian(60)"])
+def test_a_weight_that_vanishes_in_half_precision_is_still_counted_wherever_the_best_key_is(kernel, cut):
+    cut(16, 16)
+    q, k = torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 40, 4)
+    q[..., 0], k[:, :, 0, 0] = 1.0, 50.0
+    for keys in (k, k.flip(2)):
+        half = [x.half() for x in (q, keys, keys)]
+        support = [
+            attend(*half, kernel, scale=1.0, backend=one, return_readout=True)[1].support for one in ("fused", "reference")
+        ]
+        assert torch.equal(*support)
+
+
+@pytest.mark.parametrize("kernel", ["norm_relu", "rectified(r=2, b=1)", "rectified(r=3, b=1)", "rectified(r=1.5, b=1)"])
+def test_the_powers_of_huge_scores_do_not_overflow(kernel, cut):
+    cut(16, 16)
+    q, k, v = torch.randn(3, 1, 1, 20, 4, generator=torch.Generator().manual_seed(0))
+    ours, theirs = (
+        attend(1e8 * q, 1e8 * k, v, kernel, scale=1.0, mask=Causal(), backend=one) for one in ("fused", "reference")
+    )
+    assert theirs.isfinite().all()
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [1, 4])
+@pytest.mark.parametrize("kernel", ["norm_relu", "rectified(r=2, b=1)", "rectified(r=1.5, b=1)"])
+def test_a_fixed_bandwidth_of_few_keys_errs_in_fp32_no_more_than_the_reference(kernel, dim):
+    """The gradient of a row with one key in reach is 0, and its slope is r/ρ."""
+    group = Group(kernel, "float32", Layout(dim, 8, 2, 1))
+    found = judge_all([RandomCase(group, 1, 24, 24, "causal", sharp, seed) for sharp in (3.0, 6.0) for seed in range(4)])
+    assert found["cases"] == 8
+    assert not found["faults"]
 
 
 @pytest.mark.parametrize("kernel", ["relumax", "biweight"])

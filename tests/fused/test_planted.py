@@ -149,6 +149,7 @@ BATTERY = {
     "half relumax": attending("relumax(r=2, b=2)", Causal(), 20, 20, sharp=0.7, dtype=torch.float16),
     "tied relumax": attending("relumax(r=1, b=2)", Causal(), 20, 20, tied=True),
     "rectified": attending("rectified(r=1, b=0.1)", Causal() & Padding([9, 40], queries=[12, 40]), batch=2),
+    "rectified(r=1.5)": attending("rectified(r=1.5, b=0.1)", Causal()),
     "padded sparsemax": attending("epanechnikov", Padding([20], queries=[9]), 20, 20),
     "triweight": attending("triweight", Packed([23, 17]) & ALiBi()),
     "entmax(1.7)": attending("entmax(1.7)", Causal(-2), 17, 20),

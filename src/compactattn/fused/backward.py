@@ -97,7 +97,7 @@ def backward_queries(
     o_o = b * o_b + h * o_h
     none = tl.zeros((BLOCK_M,), tl.float32)
     share = none
-    if TILTED and RULE == NORMALISING and EXACT:
+    if EXACT and ((RULE == FIXED and R != 0.0) or (TILTED and RULE == NORMALISING)):
         _, sums, slopes = pull_all(
             b_q, b_do, keys, flat, (none[:, None], none[:, None], none[:, None]), sight, drop, begin,
             RULE, R, BENDS, EXACT, DROPS, LISTED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
@@ -189,7 +189,7 @@ def pull_keys(
 ):  # fmt: skip
     """Σ ds k over the masked or the whole tiles, Σ ds where a scale hangs on it, and what a learned r receives.
 
-    With CENTRE nothing of it, but Σ y^(r−1) dw and Σ y^(r−1), whose quotient is the centre of ds.
+    With CENTRE nothing of it, but Σ u dw and Σ u, whose quotient is the centre of ds: u is y^(r−1), or w where θ is fixed.
     """
     acc, drift, dorder = sums
     p_k, p_v, k_n, v_n, p_list, tiles = keys
@@ -205,13 +205,14 @@ def pull_keys(
         if DROPS:
             dw = thin(dw, drop, b_m, o_n[None, :]) * drop[3]
         s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
-        ds = steep * dw if CENTRE else pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
+        centring = k if RULE == FIXED else steep
+        ds = centring * dw if CENTRE else pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
         ds = quiet(ds, s, BENDS)
         b_k = hush(b_k, s, 0, BENDS)
         if CENTRE or RULE == FIXED or (RULE == NORMALISING and R != INF and BENDS == 0):
             drift += tl.sum(ds, 1)
         if CENTRE:
-            dorder += tl.sum(steep, 1)
+            dorder += tl.sum(centring, 1)
         else:
             if R == LEARNED:
                 dorder += tl.sum(quiet(order_slope(k, row[11]) * (dw - pulls[2]), s, BENDS), 1)

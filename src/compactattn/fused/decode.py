@@ -203,7 +203,7 @@ def score_pages(
 
 @triton.jit
 def weigh(s, o_n, peak, reach, theta, cut, RULE: tl.constexpr, R: tl.constexpr):
-    """(M, N) K of every key, 0 off the support; the weights are K / Σ K. As estimate.weigh, without slopes."""
+    """(M, N) K of every key, 0 off the support; the weights are K / Σ K. As weights.weigh, without slopes."""
     x = shift(s, peak[:, None])
     safe = tl.where(reach > 0.0, reach, 1.0)[:, None]
     if R == 0.0:

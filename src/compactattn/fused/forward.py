@@ -240,6 +240,8 @@ def gather(
                 if RULE == ANCHORED and GRAD and TILT:
                     best += tl.sum((s == row[3]).to(tl.float32), 1)
             b_v = hush(b_v, s, 0, BENDS)
+            if READOUT:  # before rounding makes a weight vanish, and whatever key was the best so far
+                support += tl.sum((s > -INF if SOFT else k > 0.0).to(tl.int32), 1)
             if RULE == FIXED or R == INF:
                 k = rounded(k, b_v.dtype)
             more = tl.sum(k, 1)
@@ -250,8 +252,6 @@ def gather(
                 if DROPS:
                     steep = thin(steep, drop, b_m, o_n[None, :])
                 tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)
-            if READOUT:
-                support += tl.sum((k > 0.0).to(tl.int32), 1)
             if TRACK:
                 holds = (more == 0.0) == 0
                 if RULE == NEAREST:  # the k-th key may weigh nothing, and receives what θ does

@@ -259,9 +259,9 @@ class Call:
         bends = (view.slopes is not None) * ALIBI + (view.bias is not None) * BIASED + (view.allowed is not None) * ALLOWED
         even = is_even(CODES[rule], r, bends, exact)
         self.cut = choose_cut(queries, max(_power(dim), _power(value_dim)), q.dtype, even)
-        # where the weights of a fixed kernel may exceed fp16, are powers of s/ρ, or a tensor can hide all keys, the best
-        # score is needed first
-        direct = rule == "fixed" and q.dtype != torch.float16 and r in (0, 1, 2, 3) and bends <= ALIBI
+        # where the weights of a fixed kernel may exceed fp16, are powers of s/ρ (which overflow for s itself), or a tensor can
+        # hide all keys, the best score is needed first
+        direct = rule == "fixed" and q.dtype != torch.float16 and r in (0, 1) and bends <= ALIBI
         self.peaked = not direct and not (rule == "normalising" and r == math.inf)
         self.tolerance = TOLERANCES[q.dtype][r == 1]
         self.view, self.heads = view, batch * heads

@@ -83,7 +83,8 @@ def make_row(
     ground = grounded(peak)
     if RULE == FIXED:
         theta = tl.zeros_like(peak) + (scale - margin)
-    safe = tl.where(dead, -LONGEST, tl.where(reach > 0.0, reach, 1.0))  # so that no score is in reach of a dead row
+    nowhere = dead | (reach <= 0.0) if RULE == FIXED and not is_whole(R) else dead
+    safe = tl.where(nowhere, -LONGEST, tl.where(reach > 0.0, reach, 1.0))  # so that no score is in reach of such a row
     inverse = tl.where(dead, 0.0, 1.0 / mass) if NORMALISED else tl.where(dead, 0.0, 1.0)
     base = tl.zeros_like(peak)
     unit = base + 1.0 if RULE == NORMALISING or is_direct(RULE, PEAKED) else 1.0 / safe

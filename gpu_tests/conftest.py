@@ -81,7 +81,7 @@ def _numerics(groups):
         for name, (ratio, where) in group["worst"].items():
             key = group["dtype"], name
             worst[key] = max(worst[key], (math.inf if math.isnan(ratio) else ratio, where))
-    yield "worst error / error of plain PyTorch (allowed: 2 of the output, 3 of gradients)"
+    yield "worst error / what plain PyTorch cannot avoid, see gpu_tests/cases.py (allowed: 2 of the output, 3 of gradients)"
     yield "  " + "".join(f"{name:>12}" for name in ("", *QUANTITIES))
     for dtype in dict.fromkeys(dtype for dtype, _ in worst):
         cells = (f"{worst[dtype, name][0]:.2f}" if (dtype, name) in worst else "–" for name in QUANTITIES)

@@ -81,7 +81,10 @@ PLANTS = {
     "tied best keys are counted once": Plant("forward.py", "slopes / tl.maximum(best, 1.0)", "slopes", "tied"),
     "a tie at the edge is cut short": Plant("weights.py", "(o_n <= cut)", "(o_n < cut)", "topk_softmax"),
     "light tiles are not handed on": Plant("forward.py", "(more == 0.0)", "(more <= 0.3)", "skipping"),
-    "support counts zeros": Plant("forward.py", "tl.sum((k > 0.0)", "tl.sum((k >= 0.0)"),
+    "support is counted after rounding": Plant(
+        "forward.py", "if SOFT else k > 0.0)", "if SOFT else rounded(k, b_v.dtype) > 0.0)", "vanishing"
+    ),
+    "support counts zeros": Plant("forward.py", "if SOFT else k > 0.0)", "if SOFT else k >= 0.0)"),
     "wrong head of the values": Plant("forward.py", "h // GROUP * v_h", "h % GROUP * v_h", "grouped"),
     # a bias, a mask of single keys, a learned alpha
     "a bias is left out": Plant("tiles.py", "s + bias)", "s + 0.0 * bias)", "biased"),

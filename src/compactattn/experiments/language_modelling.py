@@ -304,13 +304,14 @@ def open_text(data: Data, where: str = "", name: str = "") -> Text:
     """The validation split of the run's own corpus, all documents of another one, or those of a text file.
 
     `where` is a folder, a file, or the name of a folder in data/ or beside the run's corpus; `name` stands for its own. A
-    ValueError says where it holds what the run was trained on.
+    ValueError says where it holds what the run was trained on, or is not as it was prepared.
     """
     path = _find(data, where) if where else Path(data.folder)
     corpus = data.open() if not where else Corpus.open(path) if path.is_dir() else None
     if corpus is not None:
         data.require_tokenizer(corpus)
         if data.is_of(corpus):
+            corpus.verify([OWN])  # the row goes by the checksum of meta.json
             return Text(name or OWN, corpus.validation, corpus.meta["splits"]["validation"]["sha256"])
     if name == OWN:
         raise ValueError(f"{OWN!r} stands for what was held out of the run's own corpus; give {str(path)!r} another name")
@@ -325,6 +326,7 @@ def _read_corpus(data: Data, path: Path, corpus: Corpus) -> tuple[Array, str]:
     """Both splits one after the other, and a checksum made of theirs: of one split alone it is that split's."""
     streams = {"train": corpus.train, "validation": corpus.validation}
     full = {split: stream for split, stream in streams.items() if len(stream)}
+    corpus.verify([*full])
     checksums = [corpus.meta["splits"][split]["sha256"] for split in full]
     tokens = next(iter(full.values())) if len(full) == 1 else np.concatenate([np.empty(0, "<u2"), *full.values()])
     data.require_unseen(path, tokens, corpus.meta["sources"])

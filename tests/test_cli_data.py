@@ -40,6 +40,9 @@ def test_demo_stories_need_nothing(tmp_path, capsys, monkeypatch):
     assert "Corpus: data/demo-stories" in said
     cli.main(["data", "demo-stories", "--stories", "100", "--seed", "7"])
     assert "Nothing to do: the corpus is there already." in capsys.readouterr().out
+    (tmp_path / "data/demo-stories/train.bin").unlink()
+    cli.main(["data", "demo-stories", "--stories", "100", "--seed", "7"])
+    assert capsys.readouterr().out.startswith("Done in ")
     assert "(sources[0].seed: 7 → 0; sources[0].stories: 100 → 50); delete it" in fail(
         capsys, "data", "demo-stories", "--stories", "50"
     )

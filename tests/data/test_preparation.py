@@ -156,6 +156,20 @@ def test_a_finished_corpus_is_left_alone(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin"])
+@pytest.mark.parametrize("left", [None, 10])  # bytes of the file
+def test_a_finished_corpus_that_has_lost_a_file_is_prepared_again(tmp_path, name, left):
+    prepare(text(tmp_path), Bytes(), tmp_path / "out")
+    before = contents(tmp_path / "out")
+    (tmp_path / "out" / name).unlink()
+    if left:
+        (tmp_path / "out" / name).write_bytes(before[name][:left])
+    with pytest.raises(ValueError, match=r"\(held_out: 0.05 → 0.5\); delete it"):
+        prepare(text(tmp_path), Bytes(), tmp_path / "out", 0.5)
+    prepare(text(tmp_path), Bytes(), tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+
+
 def test_another_corpus_is_never_written_over(tmp_path, pairs):
     prepare(text(tmp_path), Bytes(), tmp_path / "out")
     before = contents(tmp_path / "out")

@@ -240,7 +240,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _finished(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """What meta.json holds if the work has been done already."""
+    """What meta.json holds if the work has been done already; where a file is missing or cut short, all is done again."""
     if not (folder / META).is_file():
         return None
     try:
@@ -250,7 +250,12 @@ def _finished(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
             f"{str(folder / META)!r} is damaged ({error}); delete the folder, or choose another with --out"
         ) from None
     _compare(folder, {key: meta.get(key) for key in settings}, settings)
-    return meta
+    sizes = [path.stat().st_size if path.is_file() else None for path in _paths(folder)]
+    if sizes == [2 * meta["splits"][split]["tokens"] for split in SPLITS]:
+        return meta
+    for path in (*_paths(folder), folder / JOURNAL, folder / META):  # meta.json last: it says whose files these are
+        path.unlink(missing_ok=True)
+    return None
 
 
 def _begin(folder: Path, settings: dict[str, Any]) -> Mark:

@@ -205,6 +205,7 @@ def _hold_out_tail(folder: Path, tokenizer: Tokenizer, share: float, mark: Mark)
     """Leaves the first tokens of the only document in training and the share of the last ones in validation."""
     train, validation = _paths(folder)
     if not mark.train.documents:  # it was held out as a whole
+        _forget_marks(folder / JOURNAL)  # they tell of the validation file that is written over below
         os.replace(validation, train)
     whole = mark.train if mark.train.documents else mark.validation
     first = min(max(1, round((1 - share) * whole.tokens)), whole.tokens - 1)
@@ -299,6 +300,13 @@ def _keep(files: Sequence[BinaryIO], journal: BinaryIO, mark: Mark) -> None:
     journal.write(json.dumps(asdict(mark)).encode() + b"\n")
     journal.flush()
     os.fsync(journal.fileno())
+
+
+def _forget_marks(journal: Path) -> None:
+    """Leaves the settings alone: an interrupted command begins again."""
+    with open(journal, "r+b") as file:
+        file.truncate(len(file.readline()))
+        os.fsync(file.fileno())
 
 
 def _read_mark(line: str) -> Mark:

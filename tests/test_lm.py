@@ -91,6 +91,22 @@ def test_built_in_stories_of_another_version_are_made_anew_and_the_old_ones_stay
     assert (again.folder, again.meta) == (first.folder, first.meta)
 
 
+@pytest.mark.parametrize(
+    ("given", "kernel"),
+    [
+        ([], "triweight"),
+        (["--model", "transformer"], "gaussian"),
+        (["--model", "transformer", "--kernel", "triweight"], "triweight"),
+        (["--kernel", "gaussian"], "gaussian"),
+    ],
+)
+def test_a_transformer_is_gaussian_unless_a_kernel_is_given(given, kernel, corpus, monkeypatch):
+    trained = []
+    monkeypatch.setattr(commands, "train_and_show", lambda config, *_, **__: trained.append(config))
+    cli.main(["train", "lm", "--data", str(corpus), *TINY, *given])
+    assert [config.model.kernel for config in trained] == [kernel]
+
+
 def test_what_was_asked_for_takes_the_place_of_the_presets_own(corpus):
     opened = Corpus.open(corpus)
 

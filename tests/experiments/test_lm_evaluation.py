@@ -102,6 +102,20 @@ def test_more_stories_of_the_same_seed_are_text_that_the_run_was_trained_on(corp
     assert lm.open_text(data, str(tmp_path / "new")).name == "new"
 
 
+def test_a_run_whose_corpus_has_moved_says_once_that_training_text_could_not_be_told(tmp_path, capsys):
+    corpus = make_corpus(tmp_path / "corpus")
+    data = lm.Data.of(tiny(corpus))
+    path = write_stories(tmp_path / "others.txt")
+    lm.open_text(data, str(path))
+    assert capsys.readouterr().err == ""
+    corpus.folder.rename(tmp_path / "moved")
+    for _ in range(2):
+        assert lm.open_text(data, str(path)).name == "others"
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"Note: whether the run was trained on text that is in {str(path)!r} could not be checked: the corpus")
+    assert "is no longer in" in said
+
+
 def test_a_file_that_was_all_held_out_is_not_text_that_the_run_was_trained_on(tmp_path):
     learned, kept = (write_stories(tmp_path / f"{name}.txt", 20, seed) for name, seed in (("learned", 5), ("kept", 6)))
     prepare([TextFile(learned, "train"), TextFile(kept, "validation")], Bytes(), tmp_path / "corpus", workers=1)

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -102,7 +104,8 @@ class Data:
         """
         try:
             corpus = self.open()
-        except ValueError:  # the corpus is gone, and with it the record
+        except ValueError as error:  # the corpus is gone, and with it the record
+            note(f"Note: whether the run was trained on text that is in {str(path)!r} could not be checked: {error}")
             return
         learned = [identify(source) for source in corpus.meta["sources"] if source["split"] != OWN]
         seen = any(identify(source) in learned for source in sources)
@@ -132,6 +135,12 @@ class Data:
             )
         with naming(f"the validation split of {corpus.folder.name!r}"):
             return spread_windows(corpus.validation, self.length, self.validation_windows)
+
+
+@cache
+def note(sentence: str) -> None:
+    """Says something on stderr, once."""
+    print(sentence, file=sys.stderr)
 
 
 @contextmanager

@@ -419,6 +419,12 @@ def test_mistakes_are_told_in_a_sentence(run, corpus, tmp_path, capsys):
     assert "none': there is no such file" in refuse(capsys, "generate", run, "--prompts-file", tmp_path / "none")
     (tmp_path / "latin").write_bytes(b"a\n\xe9t\xe9\n")
     assert "is not UTF-8 text: byte 0xe9 in line 2" in refuse(capsys, "generate", run, "--prompts-file", tmp_path / "latin")
+    for command, option in (("generate", "--prompt"), ("inspect", "--text")):
+        said = refuse(capsys, command, run, option, "a\n\udce9t\udce9", "--device", "cpu")  # as Python reads such bytes
+        assert said.startswith(f"{option} is not UTF-8 text: byte 0xe9 in line 2; convert it, as in: {option} ")
+    for seed in ("99999999999999999999", "-1"):
+        said = refuse(capsys, "generate", run, "--seed", seed, "--device", "cpu")
+        assert said == f"seed = {seed} must be at least 0 and less than 2^63"
     assert "there is no prompt in" in refuse(capsys, "generate", run, "--prompts-file", empty)
 
 

@@ -245,7 +245,7 @@ def test_of_a_single_document_the_last_part_is_held_out(tmp_path, small_blocks, 
 
 @pytest.mark.parametrize("share", [0.05, 0.6, 0.999])
 @pytest.mark.parametrize("broken", ["_finish", "os.truncate"])
-def test_a_single_document_survives_an_interruption_while_its_tail_is_held_out(tmp_path, small_blocks, monkeypatch, share, broken):
+def test_a_single_document_survives_an_interruption_at_its_tail(tmp_path, small_blocks, monkeypatch, share, broken):
     book = [TextFile(write_text(tmp_path / "book.txt", ["".join(f"{i}é and so on, " for i in range(100))]))]
     prepare(book, Bytes(), tmp_path / "whole", share)
 

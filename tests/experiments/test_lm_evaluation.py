@@ -112,8 +112,8 @@ def test_a_run_whose_corpus_has_moved_says_once_that_training_text_could_not_be_
     for _ in range(2):
         assert lm.open_text(data, str(path)).name == "others"
     (said,) = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"Note: whether the run was trained on text that is in {str(path)!r} could not be checked: the corpus")
-    assert "is no longer in" in said
+    assert said.startswith(f"Note: whether the run was trained on text that is in {str(path)!r} could not be checked: ")
+    assert "the corpus 'corpus' is no longer in" in said
 
 
 def test_a_file_that_was_all_held_out_is_not_text_that_the_run_was_trained_on(tmp_path):

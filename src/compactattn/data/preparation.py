@@ -321,9 +321,10 @@ def _check_splits(mark: Mark, settings: dict[str, Any]) -> None:
     share = settings["held_out"]
     if share is not None and ((share > 0 and not mark.validation.documents) or (share < 1 and not mark.train.documents)):
         empty = "validation" if not mark.validation.documents else "training"
+        cut = ' cut text at its blank lines with --separator "",' if any("separator" in s for s in settings["sources"]) else ""
         raise ValueError(
             f"{mark.begun} documents in {names} leave none for {empty} at a held-out share of {share}; give more documents,"
-            ' cut text at its blank lines with --separator "", or choose another --held-out (0 for no validation)'
+            f"{cut} or choose another --held-out (0 for no validation)"
         )
 
 

@@ -125,7 +125,7 @@ def train_lm(
     training = {"steps": steps, "batch": batch, "rate": rate, "final_rate": final_rate, "keep": keep, "precision": precision,
                 "accumulation": accumulation, "compile": compile, "graph": graph, "device": device}  # fmt: skip
     choose_device(device)  # before stories are prepared
-    kernel = kernel or KERNELS[model]
+    kernel = KERNELS[model] if kernel is None else kernel
     config = configure(open_corpus(data), preset, model, kernel, layers, seed, length, given, training)
     folder = out or Path("runs") / language_modelling.NAME / name_run(config)
     train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)

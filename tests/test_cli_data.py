@@ -40,6 +40,9 @@ def test_demo_stories_need_nothing(tmp_path, capsys, monkeypatch):
     assert "Corpus: data/demo-stories" in said
     cli.main(["data", "demo-stories", "--stories", "100", "--seed", "7"])
     assert "Nothing to do: the corpus is there already." in capsys.readouterr().out
+    (tmp_path / "data/demo-stories/train.bin").unlink()
+    cli.main(["data", "demo-stories", "--stories", "100", "--seed", "7"])
+    assert capsys.readouterr().out.startswith("Done in ")
     assert "(sources[0].seed: 7 → 0; sources[0].stories: 100 → 50); delete it" in fail(
         capsys, "data", "demo-stories", "--stories", "50"
     )
@@ -166,7 +169,12 @@ def test_mistakes_are_told_in_a_sentence(tmp_path, capsys):
     empty.write_text("")
     common = ("--tokenizer", "bytes", "--out", tmp_path / "new/out")
     assert "there is no document in empty.txt" in fail(capsys, "data", "text", empty, *common)
-    assert "leave none for validation" in fail(capsys, "data", "text", short, *common)
+    said = fail(capsys, "data", "text", short, *common)
+    assert "leave none for validation" in said
+    assert 'with --separator "", or choose' in said
+    said = fail(capsys, "data", "demo-stories", "--stories", "10", *common)
+    assert "10 documents in the generator leave none for validation" in said
+    assert "give more documents, or choose another --held-out" in said
     assert "there is no such file" in fail(capsys, "data", "text", tmp_path / "none", *common)
     assert "is not the ranks of GPT-2" in fail(capsys, "data", "text", short, "--ranks", short)
     assert "held_out = 2.0 is no share" in fail(capsys, "data", "text", short, *common, "--held-out", "2")

@@ -91,6 +91,22 @@ def test_built_in_stories_of_another_version_are_made_anew_and_the_old_ones_stay
     assert (again.folder, again.meta) == (first.folder, first.meta)
 
 
+@pytest.mark.parametrize(
+    ("given", "kernel"),
+    [
+        ([], "triweight"),
+        (["--model", "transformer"], "gaussian"),
+        (["--model", "transformer", "--kernel", "triweight"], "triweight"),
+        (["--kernel", "gaussian"], "gaussian"),
+    ],
+)
+def test_a_transformer_is_gaussian_unless_a_kernel_is_given(given, kernel, corpus, monkeypatch):
+    trained = []
+    monkeypatch.setattr(commands, "train_and_show", lambda config, *_, **__: trained.append(config))
+    cli.main(["train", "lm", "--data", str(corpus), *TINY, *given])
+    assert [config.model.kernel for config in trained] == [kernel]
+
+
 def test_what_was_asked_for_takes_the_place_of_the_presets_own(corpus):
     opened = Corpus.open(corpus)
 
@@ -403,6 +419,12 @@ def test_mistakes_are_told_in_a_sentence(run, corpus, tmp_path, capsys):
     assert "none': there is no such file" in refuse(capsys, "generate", run, "--prompts-file", tmp_path / "none")
     (tmp_path / "latin").write_bytes(b"a\n\xe9t\xe9\n")
     assert "is not UTF-8 text: byte 0xe9 in line 2" in refuse(capsys, "generate", run, "--prompts-file", tmp_path / "latin")
+    for command, option in (("generate", "--prompt"), ("inspect", "--text")):
+        said = refuse(capsys, command, run, option, "a\n\udce9t\udce9", "--device", "cpu")  # as Python reads such bytes
+        assert said.startswith(f"{option} is not UTF-8 text: byte 0xe9 in line 2; convert it, as in: {option} ")
+    for seed in ("99999999999999999999", "-1"):
+        said = refuse(capsys, "generate", run, "--seed", seed, "--device", "cpu")
+        assert said == f"seed = {seed} must be at least 0 and less than 2^63"
     assert "there is no prompt in" in refuse(capsys, "generate", run, "--prompts-file", empty)
 
 

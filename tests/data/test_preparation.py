@@ -156,6 +156,20 @@ def test_a_finished_corpus_is_left_alone(tmp_path):
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").iterdir()} == before
 
 
+@pytest.mark.parametrize("name", ["train.bin", "validation.bin"])
+@pytest.mark.parametrize("left", [None, 10])  # bytes of the file
+def test_a_finished_corpus_that_has_lost_a_file_is_prepared_again(tmp_path, name, left):
+    prepare(text(tmp_path), Bytes(), tmp_path / "out")
+    before = contents(tmp_path / "out")
+    (tmp_path / "out" / name).unlink()
+    if left:
+        (tmp_path / "out" / name).write_bytes(before[name][:left])
+    with pytest.raises(ValueError, match=r"\(held_out: 0.05 → 0.5\); delete it"):
+        prepare(text(tmp_path), Bytes(), tmp_path / "out", 0.5)
+    prepare(text(tmp_path), Bytes(), tmp_path / "out")
+    assert contents(tmp_path / "out") == before
+
+
 def test_another_corpus_is_never_written_over(tmp_path, pairs):
     prepare(text(tmp_path), Bytes(), tmp_path / "out")
     before = contents(tmp_path / "out")
@@ -227,6 +241,23 @@ def test_of_a_single_document_the_last_part_is_held_out(tmp_path, small_blocks, 
     assert [splits[name]["bytes"] for name in ("train", "validation")] == [len(corpus.train), len(corpus.validation) - 1]
     corpus.verify()
     assert prepare([TextFile(tmp_path / "book.txt")], Bytes(), tmp_path / "out", share) == corpus.meta
+
+
+@pytest.mark.parametrize("share", [0.05, 0.6, 0.999])
+@pytest.mark.parametrize("broken", ["_finish", "os.truncate"])
+def test_a_single_document_survives_an_interruption_at_its_tail(tmp_path, small_blocks, monkeypatch, share, broken):
+    book = [TextFile(write_text(tmp_path / "book.txt", ["".join(f"{i}é and so on, " for i in range(100))]))]
+    prepare(book, Bytes(), tmp_path / "whole", share)
+
+    def interrupt(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(f"compactattn.data.preparation.{broken}", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(book, Bytes(), tmp_path / "parts", share)
+    prepare(book, Bytes(), tmp_path / "parts", share)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

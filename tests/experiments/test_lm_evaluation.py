@@ -102,6 +102,20 @@ def test_more_stories_of_the_same_seed_are_text_that_the_run_was_trained_on(corp
     assert lm.open_text(data, str(tmp_path / "new")).name == "new"
 
 
+def test_a_run_whose_corpus_has_moved_says_once_that_training_text_could_not_be_told(tmp_path, capsys):
+    corpus = make_corpus(tmp_path / "corpus")
+    data = lm.Data.of(tiny(corpus))
+    path = write_stories(tmp_path / "others.txt")
+    lm.open_text(data, str(path))
+    assert capsys.readouterr().err == ""
+    corpus.folder.rename(tmp_path / "moved")
+    for _ in range(2):
+        assert lm.open_text(data, str(path)).name == "others"
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"Note: whether the run was trained on text that is in {str(path)!r} could not be checked: ")
+    assert "the corpus 'corpus' is no longer in" in said
+
+
 def test_a_file_that_was_all_held_out_is_not_text_that_the_run_was_trained_on(tmp_path):
     learned, kept = (write_stories(tmp_path / f"{name}.txt", 20, seed) for name, seed in (("learned", 5), ("kept", 6)))
     prepare([TextFile(learned, "train"), TextFile(kept, "validation")], Bytes(), tmp_path / "corpus", workers=1)
@@ -110,6 +124,25 @@ def test_a_file_that_was_all_held_out_is_not_text_that_the_run_was_trained_on(tm
     assert lm.open_text(data, str(kept)).tokens.tolist() == corpus.validation.tolist()
     with pytest.raises(ValueError, match="the run was trained on text"):
         lm.open_text(data, str(learned))
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_text_that_is_not_as_it_was_prepared_is_refused_and_leaves_no_row(own, split, tmp_path):
+    corpus = make_corpus(tmp_path / "corpus", stories=20)
+    lm.run(tiny(corpus), tmp_path / "run", show_progress=False)
+    other = prepare_file(write_stories(tmp_path / "others.txt", stories=20), tmp_path / "other", held_out=0.3)
+    path = (corpus.folder if own else other) / f"{split}.bin"
+    tokens = np.fromfile(path, "<u2")
+    tokens[5] = (tokens[5] + 1) % 256  # still in the vocabulary
+    tokens.tofile(path)
+    if own and split == "train":  # which is not read
+        assert lm.evaluate_run(tmp_path / "run", device="cpu")["split"] == "validation"
+        return
+    with pytest.raises(RunError) as error:
+        lm.evaluate_run(tmp_path / "run", "" if own else str(other), device="cpu")
+    assert str(error.value).startswith(f"{str(path)!r} is not as it was prepared: its checksum is not the one in meta.json; ")
+    assert read_evaluation(tmp_path / "run") == []
 
 
 def test_a_name_is_looked_for_in_data_and_beside_the_corpus_of_the_run(run, corpus, tmp_path, monkeypatch):
@@ -182,15 +215,12 @@ def test_texts_without_a_window_are_told_in_one_sentence(run, tmp_path):
         lm.evaluate_run(run, str(tmp_path / "latin.txt"), device="cpu")
 
 
-def test_ids_that_the_tokenizer_does_not_know_are_refused(run, tmp_path):
-    folder = prepare_file(write_stories(tmp_path / "others.txt"), tmp_path / "damaged")
+def test_ids_that_the_tokenizer_does_not_know_are_refused(run):
     for place in (0, 1):  # the first of all is read, and never foretold
-        ids = np.fromfile(folder / "train.bin", "<u2")
-        ids[0], ids[1] = 65, 65
+        ids = np.full(2 * LENGTH, 65, "<u2")
         ids[place] = 300
-        ids.tofile(folder / "train.bin")
         with pytest.raises(RunError, match="damaged: id 300 is outside the vocabulary"):
-            lm.evaluate_run(run, str(folder), device="cpu")
+            lm.evaluate_run(run, lm.Text("damaged", ids, "0"), device="cpu")
 
 
 def test_the_end_of_a_document_spells_no_byte():

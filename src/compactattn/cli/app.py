@@ -58,6 +58,18 @@ def require_counts(**counts: tuple[int, int]) -> None:
             raise UsageError(f"{name} = {number} must be at least {least}")
 
 
+def require_text(option: str, text: str) -> None:
+    """Refuses what is no UTF-8: Python keeps such bytes of a command as characters that nothing can write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        line = text.count("\n", 0, error.start) + 1
+        raise UsageError(
+            f"{option} is not UTF-8 text: byte 0x{ord(text[error.start]) & 0xFF:02x} in line {line};"
+            f' convert it, as in: {option} "$(iconv -f latin1 -t utf-8 FILE)"'
+        ) from None
+
+
 def prepare_folder(out: Path) -> None:
     """Makes the directory and checks that it takes files, before any work is done."""
     try:

@@ -156,7 +156,7 @@ def _prepare(
     tokenizer = load_tokenizer(name, ranks)
     new = [path for path in (out, *out.parents) if not path.exists()]
     prepare_folder(out)
-    there, began = (out / META).is_file(), time.monotonic()
+    before, began = _written(out / META), time.monotonic()
     with progress() as bar:
         task = bar.add_task(units[0], total=None)
 
@@ -170,6 +170,7 @@ def _prepare(
                 with suppress(OSError):
                     path.rmdir()
             raise
+    there = before == _written(out / META)
     print("Nothing to do: the corpus is there already." if there else f"Done in {time.monotonic() - began:.1f} s.")
     _show(meta)
     if meta.get("tail"):
@@ -177,6 +178,10 @@ def _prepare(
     print(f"\nCorpus: {out}")
     _note_short_splits(meta)
     return meta
+
+
+def _written(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.is_file() else None
 
 
 def _show(meta: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional
 
-from compactattn.cli.app import UsageError, app, console
+from compactattn.cli.app import UsageError, app, console, require_text
 from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.runs import open_run
 from compactattn.memory.inspection import HeadSummary, Summary, Used, summarise
@@ -54,6 +54,7 @@ def inspect(
         device: auto, cpu or cuda.
     """
     choose_device(device)
+    require_text("--text", text)
     trained = open_run(run, device)
     experiment = experiment_of(trained.config)
     try:

@@ -14,7 +14,7 @@ from rich.table import Table
 from tyro.conf import Positional
 
 from compactattn.cli import length_gen, lm, regbench
-from compactattn.cli.app import UsageError, app, console, require_counts
+from compactattn.cli.app import UsageError, app, console, require_counts, require_text
 from compactattn.cli.work import Asked, fit_to_machine, show_run, train_and_show, write_page
 from compactattn.data.sources import TextFile
 from compactattn.evaluation.exact_match import MODES, Mode
@@ -164,6 +164,8 @@ def generate(
         device: auto, cpu or cuda.
     """
     require_counts(tokens=(tokens, 1), samples=(samples, 1))
+    for given in prompt:
+        require_text("--prompt", given)
     try:
         sampling = Sampling(temperature or 0.0, top_k, top_p, min_p)
         prompts = (*prompt, *read_prompts(prompts_file))

@@ -46,6 +46,7 @@ from compactattn.training.distributed import choose_device, leads
 TITLE = "language modelling"
 OPTIONS = ("data", "by_position", "samples")  # of `evaluate`
 TEMPERATURE = SAMPLING.temperature
+KERNELS: Mapping[Model, str] = {"mosaic": "triweight", "transformer": "gaussian"}  # where none is given
 DEMO_STORIES = 20_000
 WORDS = 4  # of a prompt to try
 STRETCHES, COLUMNS = 16, 40  # of a curve in the terminal
@@ -58,7 +59,7 @@ HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(cod
 @train.command(name="lm")
 def train_lm(
     data: Path | None = None,
-    kernel: str = "triweight",
+    kernel: str | None = None,
     layers: int | None = None,
     preset: Preset = "cpu-quick",
     model: Model = "mosaic",
@@ -94,7 +95,7 @@ def train_lm(
 
     Args:
         data: A corpus that `compactattn data` has prepared; by default the built-in stories, prepared on the fly.
-        kernel: Any kernel of `compactattn kernels`, as in "relumax(r=2)".
+        kernel: Any kernel of `compactattn kernels`, as in "relumax(r=2)"; by default triweight, or gaussian for a transformer.
         layers: Number of blocks: 2 for cpu-quick and 8 for the others, if not given. The paper has 1, 8 and 12.
         preset: cpu-quick (width 128, windows of 128 tokens), gpu-short (the published model, 2,000 steps of 32 windows) or
             paper (80,000 steps of 512 windows).
@@ -124,6 +125,7 @@ def train_lm(
     training = {"steps": steps, "batch": batch, "rate": rate, "final_rate": final_rate, "keep": keep, "precision": precision,
                 "accumulation": accumulation, "compile": compile, "graph": graph, "device": device}  # fmt: skip
     choose_device(device)  # before stories are prepared
+    kernel = KERNELS[model] if kernel is None else kernel
     config = configure(open_corpus(data), preset, model, kernel, layers, seed, length, given, training)
     folder = out or Path("runs") / language_modelling.NAME / name_run(config)
     train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
@@ -229,7 +231,7 @@ def configure(
 
 def read_variant(name: str) -> tuple[str, str]:
     """Model and kernel of a name such as "sparsemax" or "transformer"."""
-    return ("transformer", "gaussian") if name == "transformer" else ("mosaic", name)
+    return ("transformer", KERNELS["transformer"]) if name == "transformer" else ("mosaic", name)
 
 
 def choose_prompt(config: RunConfig) -> str:

@@ -205,6 +205,7 @@ def _hold_out_tail(folder: Path, tokenizer: Tokenizer, share: float, mark: Mark)
     """Leaves the first tokens of the only document in training and the share of the last ones in validation."""
     train, validation = _paths(folder)
     if not mark.train.documents:  # it was held out as a whole
+        _forget_marks(folder / JOURNAL)  # they tell of the validation file that is written over below
         os.replace(validation, train)
     whole = mark.train if mark.train.documents else mark.validation
     first = min(max(1, round((1 - share) * whole.tokens)), whole.tokens - 1)
@@ -240,7 +241,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _finished(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
-    """What meta.json holds if the work has been done already."""
+    """What meta.json holds if the work has been done already; where a file is missing or cut short, all is done again."""
     if not (folder / META).is_file():
         return None
     try:
@@ -250,7 +251,12 @@ def _finished(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
             f"{str(folder / META)!r} is damaged ({error}); delete the folder, or choose another with --out"
         ) from None
     _compare(folder, {key: meta.get(key) for key in settings}, settings)
-    return meta
+    sizes = [path.stat().st_size if path.is_file() else None for path in _paths(folder)]
+    if sizes == [2 * meta["splits"][split]["tokens"] for split in SPLITS]:
+        return meta
+    for path in (*_paths(folder), folder / JOURNAL, folder / META):  # meta.json last: it says whose files these are
+        path.unlink(missing_ok=True)
+    return None
 
 
 def _begin(folder: Path, settings: dict[str, Any]) -> Mark:
@@ -296,6 +302,13 @@ def _keep(files: Sequence[BinaryIO], journal: BinaryIO, mark: Mark) -> None:
     os.fsync(journal.fileno())
 
 
+def _forget_marks(journal: Path) -> None:
+    """Leaves the settings alone: an interrupted command begins again."""
+    with open(journal, "r+b") as file:
+        file.truncate(len(file.readline()))
+        os.fsync(file.fileno())
+
+
 def _read_mark(line: str) -> Mark:
     mark = Mark(**json.loads(line))
     return replace(mark, train=Tally(**mark.train), validation=Tally(**mark.validation))  # type: ignore[arg-type]
@@ -308,9 +321,10 @@ def _check_splits(mark: Mark, settings: dict[str, Any]) -> None:
     share = settings["held_out"]
     if share is not None and ((share > 0 and not mark.validation.documents) or (share < 1 and not mark.train.documents)):
         empty = "validation" if not mark.validation.documents else "training"
+        cut = ' cut text at its blank lines with --separator "",' if any("separator" in s for s in settings["sources"]) else ""
         raise ValueError(
             f"{mark.begun} documents in {names} leave none for {empty} at a held-out share of {share}; give more documents,"
-            ' cut text at its blank lines with --separator "", or choose another --held-out (0 for no validation)'
+            f"{cut} or choose another --held-out (0 for no validation)"
         )
 
 

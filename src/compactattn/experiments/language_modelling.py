@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, cast
 
@@ -102,7 +104,8 @@ class Data:
         """
         try:
             corpus = self.open()
-        except ValueError:  # the corpus is gone, and with it the record
+        except ValueError as error:  # the corpus is gone, and with it the record
+            note(f"Note: whether the run was trained on text that is in {str(path)!r} could not be checked: {error}")
             return
         learned = [identify(source) for source in corpus.meta["sources"] if source["split"] != OWN]
         seen = any(identify(source) in learned for source in sources)
@@ -132,6 +135,12 @@ class Data:
             )
         with naming(f"the validation split of {corpus.folder.name!r}"):
             return spread_windows(corpus.validation, self.length, self.validation_windows)
+
+
+@cache
+def note(sentence: str) -> None:
+    """Says something on stderr, once."""
+    print(sentence, file=sys.stderr)
 
 
 @contextmanager
@@ -304,13 +313,14 @@ def open_text(data: Data, where: str = "", name: str = "") -> Text:
     """The validation split of the run's own corpus, all documents of another one, or those of a text file.
 
     `where` is a folder, a file, or the name of a folder in data/ or beside the run's corpus; `name` stands for its own. A
-    ValueError says where it holds what the run was trained on.
+    ValueError says where it holds what the run was trained on, or is not as it was prepared.
     """
     path = _find(data, where) if where else Path(data.folder)
     corpus = data.open() if not where else Corpus.open(path) if path.is_dir() else None
     if corpus is not None:
         data.require_tokenizer(corpus)
         if data.is_of(corpus):
+            corpus.verify([OWN])  # the row goes by the checksum of meta.json
             return Text(name or OWN, corpus.validation, corpus.meta["splits"]["validation"]["sha256"])
     if name == OWN:
         raise ValueError(f"{OWN!r} stands for what was held out of the run's own corpus; give {str(path)!r} another name")
@@ -325,6 +335,7 @@ def _read_corpus(data: Data, path: Path, corpus: Corpus) -> tuple[Array, str]:
     """Both splits one after the other, and a checksum made of theirs: of one split alone it is that split's."""
     streams = {"train": corpus.train, "validation": corpus.validation}
     full = {split: stream for split, stream in streams.items() if len(stream)}
+    corpus.verify([*full])
     checksums = [corpus.meta["splits"][split]["sha256"] for split in full]
     tokens = next(iter(full.values())) if len(full) == 1 else np.concatenate([np.empty(0, "<u2"), *full.values()])
     data.require_unseen(path, tokens, corpus.meta["sources"])

@@ -15,7 +15,7 @@ from compactattn.data.tokenizers import Tokenizer
 from compactattn.experiments.language_modelling import Data
 from compactattn.experiments.runs import Trained, open_run
 from compactattn.models.generation import Sampling, TextStream, generate
-from compactattn.training.config import RunError
+from compactattn.training.config import RunError, check_seed
 from compactattn.training.files import replace_durably
 
 STORIES = "stories.jsonl"
@@ -30,6 +30,9 @@ class Wish:
     sampling: Sampling = SAMPLING
     seed: int = 0
     stop: bool = True  # at the end of the story
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
 
 
 @dataclass(frozen=True)

@@ -101,9 +101,11 @@ class LanguageModel(nn.Module):
         x = self.embedding(tokens)
         if self.positions is None:
             return self.dropout(x)
-        end = start + tokens.shape[1]
-        if end > self.config.longest:
-            raise ValueError(f"{end} tokens, but this model learned positions for {self.config.longest} only")
+        end, longest = start + tokens.shape[1], self.config.longest
+        if end > longest:
+            raise ValueError(
+                f"a sequence of {end} tokens is longer than the {longest} this model learned positions for; shorten it"
+            )
         return self.dropout(x + self.positions.weight[start:end])
 
 

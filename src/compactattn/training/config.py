@@ -86,6 +86,11 @@ def _at_least(config: TrainingConfig, name: str, least: int) -> None:
         raise ValueError(f"{name} = {value} must be a finite number of at least {least}")
 
 
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed = {seed} must be at least 0 and less than 2^63")
+
+
 @dataclass(frozen=True)
 class RunConfig:
     """All that decides the result of a run. `data` belongs to the experiment: names to JSON values."""
@@ -97,8 +102,7 @@ class RunConfig:
     data: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed = {self.seed} must be at least 0 and less than 2^63")
+        check_seed(self.seed)
         try:
             plain = json.loads(json.dumps(self.data, allow_nan=False))
         except (TypeError, ValueError) as error:

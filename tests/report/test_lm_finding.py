@@ -179,6 +179,36 @@ def test_the_start_of_a_window_is_judged_by_its_first_positions_alone():
     assert any("holds for 1 of 1 pairs over the first 32 tokens" in item for item in items)
 
 
+def test_kernels_of_every_normalisation_are_held_against_the_gaussian_away_from_home():
+    away, start = (
+        next(claim for claim in lm_paper.CLAIMS if words in claim.text) for words in ("are comparable to", "start from")
+    )
+    compact = {*lm_paper.NORM_RELU, *lm_paper.ADAPTIVE, *lm_paper.ANCHORED}
+    assert set(away.lower) == compact | set(lm_paper.GAUSSIAN)
+    assert {lm_paper.ROWS[variant].split()[0] for variant in start.lower} == {"Biweight", "Triweight"}
+    assert {*start.lower, *start.beside} == compact
+    runs = [make_run(2.5, kernel="relumax(r=2)", rate=1e-3), make_run(2.6), make_run(2.65, **GAUSSIAN)]
+    (item,) = [item for item in hold_against_paper(comparison_of(*runs)) if "are comparable to" in item]
+    assert item.endswith(
+        "they lie between 2-ReLUmax (4.900) and Gaussian (5.050), 0.150 apart; 2-ReLUmax had a learning rate of 0.001 and "
+        "not 0.005; the others lie between sparsemax (5.000) and Gaussian (5.050), 0.050 apart."
+    )
+
+
+def test_an_epanechnikov_kernel_that_starts_lowest_is_told():
+    def start(loss, **config):
+        named = make_run(2.55, kernel="relumax(r=2)"), make_run(2.6, **GAUSSIAN)
+        items = hold_against_paper(comparison_of(make_run(loss, kernel="relumax(r=1)", **config), *named))
+        (item,) = [item for item in items if "start from" in item]
+        assert "holds for 1 of 1 pairs over the first 32 tokens" in item
+        return item
+
+    assert re.search(r"Gaussian \d\.\d{3}; lower than all of these: 1-ReLUmax \(\d\.\d{3}\)\.$", start(2.5))
+    assert start(2.5, rate=1e-3).endswith("; 1-ReLUmax had a learning rate of 0.001 and not 0.005.")
+    for loss in (2.55, 2.57, 2.7):
+        assert "lower than all" not in start(loss)
+
+
 def test_the_published_loss_stands_beside_a_note_that_ours_is_another_corpus():
     told = " ".join(map(tidy, lm_finding.state_published(comparison_of(make_run(layers=12)))))
     assert "about 1.50 after 80,000 steps" in told

@@ -12,7 +12,7 @@ from compactattn.report.finding import Finding
 from compactattn.report.lines import ONE_SEED, list_changes, list_doubts, name_line, span
 from compactattn.report.lm_comparison import Comparison, Line, mean_validations, mean_within
 from compactattn.report.lm_paper import Claim
-from compactattn.report.lm_rates import rates_of, spell_rate, tell_apart, tell_odd
+from compactattn.report.lm_rates import list_odd, rates_of, spell_rate, tell_apart, tell_odd
 from compactattn.report.lm_tables import name_split
 from compactattn.report.runs import Run
 
@@ -235,12 +235,28 @@ def _test(comparison: Comparison, claim: Claim) -> str:
         pairs = {(one, other): round(lower[one], DIGITS) < round(higher[other], DIGITS) for one in lower for other in higher}
         where = f" over the first {claim.within} tokens" if claim.within else ""
         count = f"{sum(pairs.values())} of {len(pairs)} pairs{where}{_count_alike(comparison, involved, pairs)}"
-        return f"holds for {count}{_state_extremes(lower, higher)}" if pairs else ""
+        rest = f"{_state_extremes(lower, higher)}{_state_beside(comparison, claim, lower | higher)}" if pairs else ""
+        return f"holds for {count}{rest}" if pairs else ""
     if len(lower) < 2:
         return ""
-    low, high = min(lower, key=lower.__getitem__), max(lower, key=lower.__getitem__)
-    apart = f"{lower[high] - lower[low]:.3f} apart{_add(tell_odd(comparison, involved))}"
-    return f"they lie between {low} ({lower[low]:.3f}) and {high} ({lower[high]:.3f}), {apart}"
+    odd = [line.label for line in list_odd(comparison, involved)]
+    alike = {label: loss for label, loss in lower.items() if label not in odd}
+    again = f"the others lie {_span(alike)}" if odd and len(alike) > 1 else ""
+    return f"they lie {_span(lower)}{_add(tell_odd(comparison, involved), again)}"
+
+
+def _span(losses: Mapping[str, float]) -> str:
+    low, high = (choose(losses, key=losses.__getitem__) for choose in (min, max))
+    return f"between {low} ({losses[low]:.3f}) and {high} ({losses[high]:.3f}), {losses[high] - losses[low]:.3f} apart"
+
+
+def _state_beside(comparison: Comparison, claim: Claim, named: Mapping[str, float]) -> str:
+    """Who is lower than all that a claim names, of those that stand beside it."""
+    found = _measure(comparison, claim, claim.beside)
+    ahead = {label: loss for label, loss in found.items() if round(loss, DIGITS) < round(min(named.values()), DIGITS)}
+    names = " and ".join(f"{label} ({loss:.3f})" for label, loss in sorted(ahead.items(), key=lambda item: item[1]))
+    odd = tell_odd(comparison, (line for line in comparison.lines if line.label in ahead))
+    return _add(f"lower than all of these: {names}" if names else "", odd)
 
 
 def _count_alike(comparison: Comparison, lines: Sequence[Line], pairs: Mapping[tuple[str, str], bool]) -> str:

@@ -322,6 +322,24 @@ def test_the_best_k_is_stated_where_several_were_run():
     assert "best k" not in told(make_run(), make_run(kernel="topk_softmax(16)"))[1]
 
 
+def test_rises_of_the_validation_loss_are_told_of_every_line_at_every_depth():
+    def shake(run, every):
+        return dataclasses.replace(run, validations=[(at, loss + 2.0 * (at % every == 0)) for at, loss in run.validations])
+
+    for layers in (1, 8):
+        steady, shaky = make_run(layers=layers), make_run(layers=layers, kernel="relumax(r=2)")
+        _, details = told(steady, shake(shaky, 600))
+        assert (
+            "From one validation to the next the loss rose 3 of 19 times with 2-ReLUmax, and never with the others." in details
+        )
+        assert "From one validation to the next no loss rose." in told(steady, shaky)[1]
+        both = told(steady, shake(shaky, 600), shake(make_run(layers=layers, kernel="relumax(r=2)", seed=1), 400))
+        assert "the loss rose 8 of 38 times with 2-ReLUmax" in both[1]
+    everyone = told(shake(make_run(), 600), shake(make_run(kernel="biweight"), 600))[1]
+    assert "the loss rose 3 of 19 times with sparsemax, 3 of 19 times with 1.5-entmax." in everyone
+    assert "one validation to the next" not in told(dataclasses.replace(make_run(), validations=[(100, 3.0)]))[1]
+
+
 def test_instability_is_counted_in_rises_of_the_validation_loss():
     shaky = make_run(kernel="topk_softmax(32)", layers=8)
     up_and_down = [(step, loss + 2.0 * (step % 400 == 0)) for step, loss in shaky.validations]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 from compactattn.experiments.language_modelling import RATES, WARMUP, choose_rates
 from compactattn.report import lm_paper as paper
 from compactattn.report.facts import state_sizes
 from compactattn.report.finding import Finding
 from compactattn.report.lines import ONE_SEED, list_changes, list_doubts, name_line, span
-from compactattn.report.lm_comparison import Comparison, Line, mean_validations, mean_within
+from compactattn.report.lm_comparison import Comparison, Line, count_rises, mean_validations, mean_within
 from compactattn.report.lm_paper import Claim
 from compactattn.report.lm_rates import list_odd, rates_of, spell_rate, tell_apart, tell_odd
 from compactattn.report.lm_tables import name_split
@@ -27,6 +26,7 @@ def find(comparison: Comparison) -> Finding:
         *_state_transformer(comparison),
         *_state_start(comparison),
         *_state_neighbours(comparison),
+        *_state_rises(comparison),
         *_state_rise(comparison),
         *_state_failures(comparison),
         _state_seeds(comparison),
@@ -117,6 +117,16 @@ def _state_neighbours(comparison: Comparison) -> list[str]:
             parts.append(f"{paper.count_neighbours(there[0].variant)} for {name} ({losses})")
     theirs = f"; in the paper {paper.CHOSEN}" if comparison.layers == 1 else ""
     return [f"The best k on {name_split(comparison.home)}: {' and '.join(parts)}{theirs}."] if parts else []
+
+
+def _state_rises(comparison: Comparison) -> list[str]:
+    """Whose loss rose from one validation to the next, and how often: the paper's sign of instability."""
+    counts = {line.label: count_rises(line) for line in comparison.lines}
+    found = [f"{rises} of {pairs} times with {label}" for label, (rises, pairs) in counts.items() if rises]
+    if found:
+        others = ", and never with the others" if len(found) < sum(pairs > 0 for _, pairs in counts.values()) else ""
+        return [f"From one validation to the next the loss rose {', '.join(found)}{others}."]
+    return ["From one validation to the next no loss rose."] if any(pairs for _, pairs in counts.values()) else []
 
 
 def _state_rise(comparison: Comparison) -> list[str]:
@@ -271,11 +281,9 @@ def _count_alike(comparison: Comparison, lines: Sequence[Line], pairs: Mapping[t
 
 def _count_rises(comparison: Comparison) -> str:
     """How often the validation loss of Gaussian top-k rose from one validation to the next, beside that of the Gaussian."""
-    parts, lines = [], [line for line in comparison.lines if line.variant in paper.TOP_SOFTMAX + paper.GAUSSIAN]
-    for line in lines:
-        losses = [loss for _, loss in mean_validations(line)]
-        rises = sum(later > earlier for earlier, later in pairwise(losses))
-        parts += [f"{rises} of {len(losses) - 1} times with {line.label}"] if len(losses) > 1 else []
+    lines = [line for line in comparison.lines if line.variant in paper.TOP_SOFTMAX + paper.GAUSSIAN]
+    counts = {line.label: count_rises(line) for line in lines}
+    parts = [f"{rises} of {pairs} times with {label}" for label, (rises, pairs) in counts.items() if pairs]
     nearest = any(line.variant in paper.TOP_SOFTMAX for line in lines)
     other = _add(tell_odd(comparison, lines))
     return f"from one validation to the next the loss rose {', '.join(parts)}{other}" if parts and nearest else ""

@@ -190,8 +190,9 @@ def mean_cost(line: Line) -> Cost:
 
 
 def choose_story(line: Line) -> Story | None:
-    """The first that was written at the latest step."""
-    return max((story for run in line.runs for story in run.stories), key=lambda story: story.step, default=None)
+    """The first that was written at the latest step; of several, one that came to its end."""
+    told = (story for run in line.runs for story in run.stories)
+    return max(told, key=lambda story: (story.step, story.ended is True), default=None)
 
 
 def mean_validations(line: Line) -> list[tuple[int, float]]:

@@ -12,6 +12,7 @@ from compactattn.report.lines import ONE_SEED, list_changes, list_doubts, name_l
 from compactattn.report.lm_comparison import Comparison, Line, count_rises, mean_validations, mean_within
 from compactattn.report.lm_paper import Claim
 from compactattn.report.lm_rates import list_odd, rates_of, spell_rate, tell_apart, tell_odd
+from compactattn.report.lm_stories import state_loops
 from compactattn.report.lm_tables import name_split
 from compactattn.report.runs import Run
 
@@ -28,6 +29,7 @@ def find(comparison: Comparison) -> Finding:
         *_state_neighbours(comparison),
         *_state_rises(comparison),
         *_state_rise(comparison),
+        *state_loops(comparison),
         *_state_failures(comparison),
         _state_seeds(comparison),
     ]

@@ -167,6 +167,21 @@ def test_claims_of_the_paper_are_counted_in_pairs_at_their_depth():
     )
 
 
+def test_claims_are_judged_with_the_best_k_of_each_kind():
+    losses = {"topk_softmax(16)": 2.4, "topk_softmax(32)": 2.6, "topk_uniform(32)": 2.55, "topk_uniform(64)": 2.45}
+    tops = [make_run(loss, kernel=kernel) for kernel, loss in losses.items()]
+    first, *_ = hold_against_paper(comparison_of(make_run(2.5), make_run(2.52, **GAUSSIAN), *tops))
+    assert first.endswith(
+        "holds for 1 of 3 pairs with the best k; the best of each: sparsemax 2.500, Gaussian kNN, k=16 2.400."
+    )
+    one = hold_against_paper(comparison_of(make_run(2.5), make_run(2.52, **GAUSSIAN), tops[0], tops[2]))
+    assert "holds for 2 of 3 pairs; " in one[0]
+    deep = [dataclasses.replace(run, config=_deepen(run.config, 12)) for run in (make_run(2.5), *tops)]
+    (claim,) = (item for item in hold_against_paper(comparison_of(*deep)) if "roughly the same" in item)
+    assert claim.endswith("between Gaussian kNN, k=16 (2.400) and sparsemax (2.500), 0.100 apart with the best k.")
+    assert not any("with the best k" in item for item in hold_against_paper(comparison_of(*deep)) if item != claim)
+
+
 def _deepen(config, layers):
     return dataclasses.replace(config, model=dataclasses.replace(config.model, layers=layers))
 

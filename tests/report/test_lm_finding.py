@@ -167,6 +167,21 @@ def test_claims_of_the_paper_are_counted_in_pairs_at_their_depth():
     )
 
 
+def test_claims_are_judged_with_the_best_k_of_each_kind():
+    losses = {"topk_softmax(16)": 2.4, "topk_softmax(32)": 2.6, "topk_uniform(32)": 2.55, "topk_uniform(64)": 2.45}
+    tops = [make_run(loss, kernel=kernel) for kernel, loss in losses.items()]
+    first, *_ = hold_against_paper(comparison_of(make_run(2.5), make_run(2.52, **GAUSSIAN), *tops))
+    assert first.endswith(
+        "holds for 1 of 3 pairs with the best k; the best of each: sparsemax 2.500, Gaussian kNN, k=16 2.400."
+    )
+    one = hold_against_paper(comparison_of(make_run(2.5), make_run(2.52, **GAUSSIAN), tops[0], tops[2]))
+    assert "holds for 2 of 3 pairs; " in one[0]
+    deep = [dataclasses.replace(run, config=_deepen(run.config, 12)) for run in (make_run(2.5), *tops)]
+    (claim,) = (item for item in hold_against_paper(comparison_of(*deep)) if "roughly the same" in item)
+    assert claim.endswith("between Gaussian kNN, k=16 (2.400) and sparsemax (2.500), 0.100 apart with the best k.")
+    assert not any("with the best k" in item for item in hold_against_paper(comparison_of(*deep)) if item != claim)
+
+
 def _deepen(config, layers):
     return dataclasses.replace(config, model=dataclasses.replace(config.model, layers=layers))
 
@@ -177,6 +192,36 @@ def test_the_start_of_a_window_is_judged_by_its_first_positions_alone():
     assert "Here: holds for 0 of 1 pairs over the first 32 tokens" in item
     items = hold_against_paper(comparison_of(make_run(2.6, kernel="biweight", early=-0.5), make_run(2.55, **GAUSSIAN)))
     assert any("holds for 1 of 1 pairs over the first 32 tokens" in item for item in items)
+
+
+def test_kernels_of_every_normalisation_are_held_against_the_gaussian_away_from_home():
+    away, start = (
+        next(claim for claim in lm_paper.CLAIMS if words in claim.text) for words in ("are comparable to", "start from")
+    )
+    compact = {*lm_paper.NORM_RELU, *lm_paper.ADAPTIVE, *lm_paper.ANCHORED}
+    assert set(away.lower) == compact | set(lm_paper.GAUSSIAN)
+    assert {lm_paper.ROWS[variant].split()[0] for variant in start.lower} == {"Biweight", "Triweight"}
+    assert {*start.lower, *start.beside} == compact
+    runs = [make_run(2.5, kernel="relumax(r=2)", rate=1e-3), make_run(2.6), make_run(2.65, **GAUSSIAN)]
+    (item,) = [item for item in hold_against_paper(comparison_of(*runs)) if "are comparable to" in item]
+    assert item.endswith(
+        "they lie between 2-ReLUmax (4.900) and Gaussian (5.050), 0.150 apart; 2-ReLUmax had a learning rate of 0.001 and "
+        "not 0.005; the others lie between sparsemax (5.000) and Gaussian (5.050), 0.050 apart."
+    )
+
+
+def test_an_epanechnikov_kernel_that_starts_lowest_is_told():
+    def start(loss, **config):
+        named = make_run(2.55, kernel="relumax(r=2)"), make_run(2.6, **GAUSSIAN)
+        items = hold_against_paper(comparison_of(make_run(loss, kernel="relumax(r=1)", **config), *named))
+        (item,) = [item for item in items if "start from" in item]
+        assert "holds for 1 of 1 pairs over the first 32 tokens" in item
+        return item
+
+    assert re.search(r"Gaussian \d\.\d{3}; lower than all of these: 1-ReLUmax \(\d\.\d{3}\)\.$", start(2.5))
+    assert start(2.5, rate=1e-3).endswith("; 1-ReLUmax had a learning rate of 0.001 and not 0.005.")
+    for loss in (2.55, 2.57, 2.7):
+        assert "lower than all" not in start(loss)
 
 
 def test_the_published_loss_stands_beside_a_note_that_ours_is_another_corpus():
@@ -290,6 +335,24 @@ def test_the_best_k_is_stated_where_several_were_run():
         "in the paper 32." in details
     )
     assert "best k" not in told(make_run(), make_run(kernel="topk_softmax(16)"))[1]
+
+
+def test_rises_of_the_validation_loss_are_told_of_every_line_at_every_depth():
+    def shake(run, every):
+        return dataclasses.replace(run, validations=[(at, loss + 2.0 * (at % every == 0)) for at, loss in run.validations])
+
+    for layers in (1, 8):
+        steady, shaky = make_run(layers=layers), make_run(layers=layers, kernel="relumax(r=2)")
+        _, details = told(steady, shake(shaky, 600))
+        assert (
+            "From one validation to the next the loss rose 3 of 19 times with 2-ReLUmax, and never with the others." in details
+        )
+        assert "From one validation to the next no loss rose." in told(steady, shaky)[1]
+        both = told(steady, shake(shaky, 600), shake(make_run(layers=layers, kernel="relumax(r=2)", seed=1), 400))
+        assert "the loss rose 8 of 38 times with 2-ReLUmax" in both[1]
+    everyone = told(shake(make_run(), 600), shake(make_run(kernel="biweight"), 600))[1]
+    assert "the loss rose 3 of 19 times with sparsemax, 3 of 19 times with 1.5-entmax." in everyone
+    assert "one validation to the next" not in told(dataclasses.replace(make_run(), validations=[(100, 3.0)]))[1]
 
 
 def test_instability_is_counted_in_rises_of_the_validation_loss():

@@ -14,7 +14,7 @@ from test_page import Elements
 
 from compactattn.report import lm_stories
 from compactattn.report.evaluations import Story
-from compactattn.report.lm_comparison import compare
+from compactattn.report.lm_comparison import choose_story, compare
 from compactattn.report.page import write_report
 
 KERNELS = ("gaussian", "sparsemax", "norm_relu")
@@ -158,6 +158,55 @@ def test_a_corpus_goes_by_its_own_name_and_what_made_it_is_listed(tmp_path):
         assert re.search(r"0\.003( \| |</td><td>)bytes", making)
         assert "compactattn train length-gen --task mqmtar &lt;" in making  # the command that the example notes
         assert "Times are of training alone" in making
+
+
+def test_of_stories_of_one_step_one_that_ended_is_shown():
+    def shown(*ended):
+        stories = [Story("", str(i), step=step, ended=end) for i, (step, end) in enumerate(ended)]
+        (comparison,) = compare([dataclasses.replace(make_run(), stories=stories)])
+        return choose_story(comparison.lines[0]).text
+
+    assert shown((9, False), (9, True), (9, True)) == "1"
+    assert shown((9, False), (9, None)) == "0"
+    assert shown((5, True), (9, False)) == "1"
+
+
+LOOP = "Once there was " + "L " * 21 + " ".join(map(str, range(120)))
+
+
+@pytest.mark.parametrize(
+    ("text", "loop"),
+    [
+        (LOOP, "21 of 144 words"),
+        (LOOP.replace("L L ", "L ", 1), ""),  # 20 in a row
+        ("a fox and " * 30, "30 of 90 words"),
+        ("the fox ran, and so " * 30, ""),  # a fifth and no more
+        ("so so so", ""),
+        ("", ""),
+    ],
+)
+def test_a_loop_is_one_word_over_and_over(text, loop):
+    assert lm_stories.find_loop(Story("", text)) == loop
+
+
+def test_stories_that_repeat_one_word_are_told_at_every_depth(tmp_path, monkeypatch):
+    def run(*texts, **config):
+        return dataclasses.replace(make_run(source=str(config), **config), stories=[Story("", text, step=9) for text in texts])
+
+    monkeypatch.setattr(documents, "ROOT", tmp_path)
+    (tmp_path / "results" / "lm").mkdir(parents=True)
+    runs = [run("A fox.", LOOP), run("A fox.", kernel="biweight"), run(kernel="triweight"), run("A fox.", layers=8)]
+    runs += [run(LOOP, loss=2.4, layers=8, kernel="gaussian", architecture="transformer")]
+    write_lines(tmp_path / "results" / "lm" / "stories.jsonl", [one.to_json() for one in runs])
+    text = documents.results_section("lm", 4)
+    shallow, deep = text[: text.index("\n#### ")], text[text.index("\n#### ") :]
+    told = "Stories of 1 of 2 Memory Mosaics with 1 layer repeat one word over and over: sparsemax (21 of 144 words)."
+    assert told in shallow
+    assert "What the models write" not in shallow
+    told = "Stories of 1 of 1 other model with 8 layers repeat one word over and over: Transformer (21 of 144 words)."
+    assert told in deep
+    assert deep.count("; one word, over and over, makes up 21 of 144 words.") == 1
+    assert text.count("repeat one word") == 2
 
 
 def test_runs_without_stories_have_no_heading_for_them(tmp_path):

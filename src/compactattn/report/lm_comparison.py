@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -189,8 +190,9 @@ def mean_cost(line: Line) -> Cost:
 
 
 def choose_story(line: Line) -> Story | None:
-    """The first that was written at the latest step."""
-    return max((story for run in line.runs for story in run.stories), key=lambda story: story.step, default=None)
+    """The first that was written at the latest step; of several, one that came to its end."""
+    told = (story for run in line.runs for story in run.stories)
+    return max(told, key=lambda story: (story.step, story.ended is True), default=None)
 
 
 def mean_validations(line: Line) -> list[tuple[int, float]]:
@@ -198,6 +200,12 @@ def mean_validations(line: Line) -> list[tuple[int, float]]:
     curves = [dict(run.validations) for run in line.finished if run.validations]
     steps = sorted(set.intersection(*(set(curve) for curve in curves))) if curves else []
     return [(step, sum(curve[step] for curve in curves) / len(curves)) for step in steps]
+
+
+def count_rises(line: Line) -> tuple[int, int]:
+    """How often the loss of a run rose from one validation to the next, and of how many times, over all its seeds."""
+    pairs = [pair for run in line.finished for pair in pairwise(loss for _, loss in run.validations)]
+    return sum(later > earlier for earlier, later in pairs), len(pairs)
 
 
 def pool_positions(line: Line, split: str) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]] | None:

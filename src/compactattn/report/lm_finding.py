@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 from compactattn.experiments.language_modelling import RATES, WARMUP, choose_rates
 from compactattn.report import lm_paper as paper
 from compactattn.report.facts import state_sizes
 from compactattn.report.finding import Finding
 from compactattn.report.lines import ONE_SEED, list_changes, list_doubts, name_line, span
-from compactattn.report.lm_comparison import Comparison, Line, mean_validations, mean_within
-from compactattn.report.lm_paper import Claim
-from compactattn.report.lm_rates import rates_of, spell_rate, tell_apart, tell_odd
+from compactattn.report.lm_claims import DIGITS, judge, tell_rises
+from compactattn.report.lm_comparison import Comparison, Line, count_rises, mean_validations
+from compactattn.report.lm_rates import add_clauses, rates_of, spell_rate, tell_apart
+from compactattn.report.lm_stories import state_loops
 from compactattn.report.lm_tables import name_split
 from compactattn.report.runs import Run
 
-DIGITS = 3  # of a loss that is shown
 RISE = 0.005  # nats above its lowest, from which on a validation loss counts as having risen again
 
 
@@ -27,7 +26,9 @@ def find(comparison: Comparison) -> Finding:
         *_state_transformer(comparison),
         *_state_start(comparison),
         *_state_neighbours(comparison),
+        *_state_rises(comparison),
         *_state_rise(comparison),
+        *state_loops(comparison),
         *_state_failures(comparison),
         _state_seeds(comparison),
     ]
@@ -49,7 +50,7 @@ def _state_headline(comparison: Comparison) -> str:
         False: ", no further apart than seeds explain",
     }
     pair = f"predicts {text} at {_loss(best, split)} nats a token, {name_line(base)} at {_loss(base, split)}{sure[known]}"
-    pair += _add(tell_apart([best], base))
+    pair += add_clauses(tell_apart([best], base))
     first = comparison.on(split)[0]
     if first.variant.architecture == "transformer":
         pair += f"; the Transformer, at {_loss(first, split)}, is ahead of every Memory Mosaic"
@@ -67,7 +68,7 @@ def _state_fields(comparison: Comparison) -> list[str]:
         sure = [_judge(comparison, split, line, base) for line in ahead]
         beyond = "" if None in sure or not ahead else f" ({sum(map(bool, sure))} by more than seeds explain)"
         parts.append(f"{len(ahead)} of {len(rivals)} on {name_split(split)}{beyond}")
-    return [f"Compact kernels ahead of Gaussian attention: {', '.join(parts)}{_add(*others)}."] if parts else []
+    return [f"Compact kernels ahead of Gaussian attention: {', '.join(parts)}{add_clauses(*others)}."] if parts else []
 
 
 def _state_transformer(comparison: Comparison) -> list[str]:
@@ -82,7 +83,7 @@ def _state_transformer(comparison: Comparison) -> list[str]:
             others.append(tell_apart([other], mosaic))
     found = " or ".join(size for size in dict.fromkeys(sizes) if size)
     which = f"the best Memory Mosaic, of {found}," if found else "the best Memory Mosaic"
-    return [f"Against the Transformer, {which} is {', '.join(parts)}{_add(*others)}."] if parts else []
+    return [f"Against the Transformer, {which} is {', '.join(parts)}{add_clauses(*others)}."] if parts else []
 
 
 def _state_start(comparison: Comparison) -> list[str]:
@@ -117,6 +118,16 @@ def _state_neighbours(comparison: Comparison) -> list[str]:
             parts.append(f"{paper.count_neighbours(there[0].variant)} for {name} ({losses})")
     theirs = f"; in the paper {paper.CHOSEN}" if comparison.layers == 1 else ""
     return [f"The best k on {name_split(comparison.home)}: {' and '.join(parts)}{theirs}."] if parts else []
+
+
+def _state_rises(comparison: Comparison) -> list[str]:
+    """Whose loss rose from one validation to the next, and how often: the paper's sign of instability."""
+    counts = {line.label: count_rises(line) for line in comparison.lines}
+    found = [f"{rises} of {pairs} times with {label}" for label, (rises, pairs) in counts.items() if rises]
+    if found:
+        others = ", and never with the others" if len(found) < sum(pairs > 0 for _, pairs in counts.values()) else ""
+        return [f"From one validation to the next the loss rose {', '.join(found)}{others}."]
+    return ["From one validation to the next no loss rose."] if any(pairs for _, pairs in counts.values()) else []
 
 
 def _state_rise(comparison: Comparison) -> list[str]:
@@ -210,8 +221,8 @@ def _judge(comparison: Comparison, split: str, one: Line, other: Line) -> bool |
 def hold_against_paper(comparison: Comparison) -> list[str]:
     """Each claim of the paper that is about this depth, and what these runs say to it."""
     claims = (claim for claim in paper.CLAIMS if not claim.layers or comparison.layers in claim.layers)
-    found = [(claim.text, _test(comparison, claim)) for claim in claims]
-    found += [(paper.INSTABILITY, _count_rises(comparison))] if comparison.layers in paper.INTERMEDIATE else []
+    found = [(claim.text, judge(comparison, claim)) for claim in claims]
+    found += [(paper.INSTABILITY, tell_rises(comparison))] if comparison.layers in paper.INTERMEDIATE else []
     return [f"The paper: {text}. Here: {outcome}." for text, outcome in found if outcome]
 
 
@@ -225,59 +236,6 @@ def state_published(comparison: Comparison) -> list[str]:
     if parts:
         sentences.append(f"Ours are {', and '.join(parts)}: losses cannot be held against each other, only their order.")
     return sentences
-
-
-def _test(comparison: Comparison, claim: Claim) -> str:
-    """What our losses say to a claim; nothing where not all of it can be looked at."""
-    lower, higher = (_measure(comparison, claim, variants) for variants in (claim.lower, claim.higher))
-    involved = [line for line in comparison.lines if line.label in lower | higher]
-    if claim.higher:
-        pairs = {(one, other): round(lower[one], DIGITS) < round(higher[other], DIGITS) for one in lower for other in higher}
-        where = f" over the first {claim.within} tokens" if claim.within else ""
-        count = f"{sum(pairs.values())} of {len(pairs)} pairs{where}{_count_alike(comparison, involved, pairs)}"
-        return f"holds for {count}{_state_extremes(lower, higher)}" if pairs else ""
-    if len(lower) < 2:
-        return ""
-    low, high = min(lower, key=lower.__getitem__), max(lower, key=lower.__getitem__)
-    apart = f"{lower[high] - lower[low]:.3f} apart{_add(tell_odd(comparison, involved))}"
-    return f"they lie between {low} ({lower[low]:.3f}) and {high} ({lower[high]:.3f}), {apart}"
-
-
-def _count_alike(comparison: Comparison, lines: Sequence[Line], pairs: Mapping[tuple[str, str], bool]) -> str:
-    """How many of the pairs have one learning rate and hold, and who has another; nothing where all have one."""
-    rates = {line.label: rates_of(line) for line in lines}
-    alike = [held for (one, other), held in pairs.items() if rates[one] == rates[other]]
-    if len(alike) == len(pairs):
-        return ""
-    count = f"{sum(alike)} of {len(alike)}" if alike else "none"
-    return f", {count} at one learning rate ({tell_odd(comparison, lines)})"
-
-
-def _count_rises(comparison: Comparison) -> str:
-    """How often the validation loss of Gaussian top-k rose from one validation to the next, beside that of the Gaussian."""
-    parts, lines = [], [line for line in comparison.lines if line.variant in paper.TOP_SOFTMAX + paper.GAUSSIAN]
-    for line in lines:
-        losses = [loss for _, loss in mean_validations(line)]
-        rises = sum(later > earlier for earlier, later in pairwise(losses))
-        parts += [f"{rises} of {len(losses) - 1} times with {line.label}"] if len(losses) > 1 else []
-    nearest = any(line.variant in paper.TOP_SOFTMAX for line in lines)
-    other = _add(tell_odd(comparison, lines))
-    return f"from one validation to the next the loss rose {', '.join(parts)}{other}" if parts and nearest else ""
-
-
-def _state_extremes(lower: dict[str, float], higher: dict[str, float]) -> str:
-    first, best = (min(found, key=found.__getitem__) for found in (lower, higher))
-    return f"; the best of each: {first} {lower[first]:.3f}, {best} {higher[best]:.3f}"
-
-
-def _measure(comparison: Comparison, claim: Claim, variants: Sequence[paper.Variant]) -> dict[str, float]:
-    """The losses that a claim is about, by label."""
-    there = [line for line in comparison.on(claim.split) if line.variant in variants]
-    found = {
-        line.label: mean_within(line, claim.split, claim.within) if claim.within else line.cells[claim.split].loss.mean
-        for line in there
-    }
-    return {label: loss for label, loss in found.items() if loss is not None}
 
 
 def list_departures(comparison: Comparison) -> list[str]:
@@ -352,11 +310,6 @@ def _spell_lead(lead: float) -> str:
 
 def _loss(line: Line, split: str) -> str:
     return f"{line.cells[split].loss.mean:.{DIGITS}f}"
-
-
-def _add(*clauses: str) -> str:
-    """Clauses at the end of a sentence, each once."""
-    return "".join(f"; {clause}" for clause in dict.fromkeys(clauses) if clause)
 
 
 def _share(share: float) -> str:

@@ -87,6 +87,7 @@ class Claim:
     layers: tuple[int, ...] = ()  # the depths it is about; all where none is named
     split: str = HOME
     within: int = 0  # only the first positions of a window; 0 stands for all
+    beside: tuple[Variant, ...] = ()  # of whom it says nothing; told where they are lower than all that it names
 
 
 CLAIMS = (
@@ -107,7 +108,7 @@ CLAIMS = (
     Claim("r-ReLUmax is slightly behind adaptive normalisation with 8 and 12 layers", ADAPTIVE, ANCHORED, (8, 12)),
     Claim(
         "on Simple English Wikipedia, Epanechnikov, biweight and triweight kernels are comparable to Gaussian attention",
-        ADAPTIVE + GAUSSIAN, split=AWAY,
+        NORM_RELU + ADAPTIVE + ANCHORED + GAUSSIAN, split=AWAY,
     ),
     Claim(
         "on Simple English Wikipedia, ReLUmax is the best overall of the compact kernels",
@@ -115,6 +116,6 @@ CLAIMS = (
     ),
     Claim(
         "on Simple English Wikipedia, biweight and triweight kernels start from slightly lower losses than Gaussian attention",
-        ADAPTIVE[1:], GAUSSIAN, split=AWAY, within=32,
+        ADAPTIVE[1:] + ANCHORED[1:], GAUSSIAN, split=AWAY, within=32, beside=NORM_RELU + ADAPTIVE[:1] + ANCHORED[:1],
     ),
 )  # fmt: skip

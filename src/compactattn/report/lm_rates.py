@@ -49,6 +49,11 @@ def tell_apart(lines: Sequence[Line], base: Line) -> str:
     return ", ".join(clauses)
 
 
+def add_clauses(*clauses: str) -> str:
+    """Clauses at the end of a sentence, each once."""
+    return "".join(f"; {clause}" for clause in dict.fromkeys(clauses) if clause)
+
+
 def spell_rate(rate: float) -> str:
     """A rate in plain digits: 0.00005 rather than 5e-05."""
     return f"{Decimal(str(rate)):f}"

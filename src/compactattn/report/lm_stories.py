@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from html import escape
+from itertools import groupby
 
 from compactattn.report.evaluations import Story
 from compactattn.report.lines import name_line
 from compactattn.report.lm_comparison import Comparison, Line, choose_story
 from compactattn.report.tables import fold
+
+IN_A_ROW, SHARE = 20, 0.2  # a word that stands more often than this in a row, or makes up more of a story, is a loop
 
 
 def choose_stories(comparison: Comparison) -> tuple[list[tuple[Line, Story]], list[tuple[Line, Story]]]:
@@ -24,6 +28,35 @@ def choose_stories(comparison: Comparison) -> tuple[list[tuple[Line, Story]], li
     return seen, [pair for pair in told if not any(pair is one for one in seen)]
 
 
+def find_loop(story: Story) -> str:
+    """How often the word stands there that a story repeats over and over, of how many; nothing where there is none.
+
+    A common word of a short text is none: a share counts only of a word that stands there more than 20 times.
+    """
+    words = story.text.split()
+    if not words:
+        return ""
+    longest, repeated = max((len(list(group)), word) for word, group in groupby(words))
+    (often, times), *_ = Counter(words).most_common(1)
+    word = repeated if longest > IN_A_ROW else often if times > max(IN_A_ROW, SHARE * len(words)) else None
+    return "" if word is None else f"{words.count(word):,} of {len(words):,} words"
+
+
+def state_loops(comparison: Comparison) -> list[str]:
+    """Whose stories repeat one word over and over, of the models that wrote one: a sentence for mosaics, one for the others."""
+    sentences = []
+    for mosaic in (True, False):
+        lines = [line for line in comparison.lines if (line.variant.architecture == "mosaic") is mosaic]
+        told = [(line, [story for run in line.runs for story in run.stories]) for line in lines]
+        told = [(line, stories) for line, stories in told if stories]
+        loops = [(line.label, loop) for line, stories in told if (loop := next(filter(None, map(find_loop, stories)), ""))]
+        kind = ("Memory Mosaic" if mosaic else "other model") + ("s" if len(told) > 1 else "")
+        names = ", ".join(f"{label} ({loop})" for label, loop in loops)
+        start = f"Stories of {len(loops)} of {len(told)} {kind} with {comparison.depth}"
+        sentences += [f"{start} repeat one word over and over: {names}."] if loops else []
+    return sentences
+
+
 def describe_story(comparison: Comparison, line: Line, story: Story) -> str:
     """Who wrote it, and how it was sampled."""
     loss = f", loss {line.cells[comparison.home].loss.mean:.3f}" if comparison.home in line.cells else ""
@@ -36,6 +69,7 @@ def describe_story(comparison: Comparison, line: Line, story: Story) -> str:
     step = f", after {story.step:,} steps" if story.step else ""
     kept = sum(len(run.stories) for run in line.runs)
     end = f"; one of {kept} stories that were saved" if kept > 1 else ""
+    end += f"; one word, over and over, makes up {loop}" if (loop := find_loop(story)) else ""
     end += "; cut off before its end" if story.ended is False else ""
     return f"{name_line(line)}{loss}{step}. Sampled with {drawn}{end}{'; the prompt is in bold' if story.prompt else ''}."
 

@@ -96,7 +96,9 @@ def test_every_picture_of_results_is_drawn_from_the_result_files():
 
 @pytest.mark.parametrize("target", ["test-gpu", "bench-gpu"])
 def test_a_gpu_is_looked_for_before_anything_is_installed(target, tmp_path):
-    plan = subprocess.run(["make", "-n", target, f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=True)
+    plan = subprocess.run(
+        ["make", "--no-print-directory", "-n", target, f"VENV={tmp_path}"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     first, *rest = plan.stdout.splitlines()
     assert "nvidia-smi" in first
     assert any("pip install" in line for line in rest)

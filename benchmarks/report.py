@@ -205,7 +205,7 @@ def small_models_section() -> str:
     return (
         "## Small models on a GPU\n\nSteps in a second of RegBench's models (batch 32, 1,000 examples, bf16), of all the runs "
         "at a time together,\n"
-        f"and how many times as many as {ways[0]}:\n\n"
+        f"and how many times as many as {ways[0]}. Runs side by side share the GPU by {rows[-1]['shared']}.\n\n"
         + table(["trained", *(f"`{model}`" for model in models)], lines)
         + f"\n\n{source('small_models')}\n\n"
     )  # fmt: skip

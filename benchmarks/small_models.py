@@ -5,6 +5,8 @@ begin and end when they can: their steps are counted between the moment when the
 first of them stops.
 
 python -m benchmarks.small_models [--minutes 10] [MODEL …]
+
+Processes share a GPU in time slices, or at once under NVIDIA's MPS where CUDA_MPS_PIPE_DIRECTORY says that its daemon runs.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -142,7 +145,9 @@ def main() -> None:
     given = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("python -m benchmarks.small_models needs a GPU that PyTorch can use")
-    facts, end = environment() | {"device": torch.cuda.get_device_name()}, time.monotonic() + 60 * given.minutes
+    shared = "CUDA MPS" if "CUDA_MPS_PIPE_DIRECTORY" in os.environ else "time slices"
+    facts = environment() | {"device": torch.cuda.get_device_name(), "shared": shared}
+    end = time.monotonic() + 60 * given.minutes
     for number, variant in enumerate(given.models):
         rows = []
         for way in WAYS:

@@ -54,6 +54,10 @@ def test_the_same_epochs_over_more_examples_are_the_same_line():
     assert list(comparison.lines[0].cells) == [1000, 2500, 5000]
 
 
+def test_patience_keeps_no_runs_apart():
+    assert labels(comparison_of(make_run(patience=40), make_run(examples=2500, patience=20))) == ["sparsemax"]
+
+
 def test_runs_that_differ_in_more_than_the_seed_stay_apart_and_say_how():
     comparison = comparison_of(
         make_run(), make_run(examples=2500, epochs=100), make_run(rate=1e-4), make_run(kernel="gaussian")

@@ -142,9 +142,13 @@ def count_epochs(run: Run, steps: int) -> float:
 
 
 def _read_recipe(run: Run) -> lines.Recipe:
-    """What makes a line: as elsewhere, but training counts in epochs, since the columns differ in the steps of one."""
+    """What makes a line: as elsewhere, but training counts in epochs, since the columns differ in the steps of one.
+
+    Patience is no part of it: how long a run goes on after its best epoch does not change that epoch.
+    """
     recipe = lines.read_recipe(run)
     training = recipe["training"]
+    del training["patience"]
     steps, warmup = training.pop("steps"), training.pop("warmup")
     training["epochs"] = round(count_epochs(run, steps))
     tenth = warmup == steps // 10  # the recipe's, which of few steps, rounded down, is another quotient

@@ -33,9 +33,13 @@ PLANTS = {
         "threshold.py", "wanted = tl.minimum(seen, nearest)", "wanted = tl.minimum(seen, nearest - 1)", "topk"
     ),
     "the earlier key loses a tie": Plant("threshold.py", "tl.cumsum(tie, 1) <= left", "tl.cumsum(tie, 1) < left", "topk"),
-    "scores at or above are counted in one tile": Plant(
-        "threshold.py", "count += tl.sum((i >= middle", "count = tl.sum((i >= middle", "topk"
+    "scores above a probe are counted in one tile": Plant(
+        "threshold.py", "count += tl.sum(higher", "count = tl.sum(higher", "topk"
     ),
+    "the k-th of a tie forgets what is above it": Plant(
+        "threshold.py", "above = tl.where(more, above, count)", "above = tl.where(more, count, above)", "topk"
+    ),
+    "the k-th score is given up after a climb": Plant("threshold.py", "turn < CLIMB + 33", "turn < CLIMB", "crowded topk"),
     "a row that sees no key has a best one": Plant(
         "threshold.py", "tl.where(live, largest(best), -INF)", "largest(best)", "padded"
     ),
@@ -92,9 +96,7 @@ PLANTS = {
     "every head has the bias of the first": Plant("tiles.py", "+ h * bias_h", "+ h * 0", "biased"),
     "a mask of single keys is turned": Plant("tiles.py", "+ o_m * allowed_m", "+ o_m * 0", "allowed"),
     "a key that is not allowed is": Plant("tiles.py", "other=0) != 0, s, -INF)", "other=0) != 2, s, -INF)", "allowed"),
-    "hidden keys count among the k": Plant(
-        "threshold.py", "seen += tl.sum((s != -INF)", "seen += tl.sum((s == s)", "allowed topk"
-    ),
+    "hidden keys count among the k": Plant("threshold.py", "seen, _ = survey(", "_, _ = survey(", "allowed topk"),
     "hidden keys share what nothing in reach leaves": Plant(
         "forward.py", "(count if hides(BENDS) else b_hi - b_lo)", "(b_hi - b_lo)", "biased rectified"
     ),

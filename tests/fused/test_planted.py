@@ -43,17 +43,19 @@ def normal(*shape, seed=0):
 
 def attending(
     kernel, mask, queries=40, keys=40, batch=1, heads=(1, 1), dims=(5, 7), sharp=1.0, tied=False, dtype=torch.float32,
-    bias=None, alpha=None, dropout=0.0, spoilt=None,
+    bias=None, alpha=None, dropout=0.0, spoilt=None, crowded=False,
 ):  # fmt: skip
     """attend with its readout. `tied` scores are whole numbers, which tie and lie on edges. Bias and alpha are learned.
 
-    Keys from `spoilt` on, which no query may see, are no numbers.
+    Keys from `spoilt` on, which no query may see, are no numbers. `crowded`: the best keys are all of one class.
     """
     (h, hk), (d, dv) = heads, dims
     shapes = (batch, h, queries, d), (batch, hk, keys, d), (batch, hk, keys, dv)
     q, k, v = (normal(*shape, seed=seed) for seed, shape in enumerate(shapes))
     if tied:
         q, k = ((1.2 * x).round().clamp(-2, 2) for x in (q, k))
+    if crowded:
+        q[..., 0] = k[:, :, ::16, 0] = 4.0
     if spoilt is not None:
         k[:, :, spoilt:] = v[:, :, spoilt:] = torch.nan
     if isinstance(mask, Allowed):
@@ -156,6 +158,7 @@ BATTERY = {
     "entmax(1.7)": attending("entmax(1.7)", Causal(-2), 17, 20),
     "gaussian": attending("gaussian", Causal(-1)),
     "topk": attending("topk_epanechnikov(20)", Causal(), 20, 60, tied=True),
+    "crowded topk": attending("topk_softmax(14)", None, 3, 320, crowded=True),
     "topk_softmax": attending("topk_softmax(5)", None, 18, 20, tied=True),
     "biased biweight": attending("biweight", Causal(), 20, 20, heads=(2, 1), bias=hiding(1, 2, 20, 20)),
     "biased relumax": attending("relumax(r=2, b=2)", None, 20, 20, bias=hiding(1, 1, 20, 20)),

@@ -35,6 +35,9 @@ EPS = tl.constexpr(2.0**-23)
 MOST_TURNS = tl.constexpr(64)  # of Newton
 WORD = tl.constexpr(32)  # tiles whose flags are gathered in one number before they are written
 LONGEST = tl.constexpr(1e37)  # a reach whose inverse is a normal number
+FIRST_BITS = tl.constexpr(18)  # of the k-th of the class bests: sign, exponent and half of the digits
+CLIMB = tl.constexpr(8)  # steps from score to score before a bisection
+LEAST, ANY = tl.constexpr(0x7FFFFF - 2**31), tl.constexpr(2**31 - 1)  # −∞ as to_ordered; a key beyond all keys
 
 
 @triton.constexpr_function
@@ -114,7 +117,7 @@ def threshold(
     elif RULE == FIXED:
         reach = tl.minimum(peak - (scale - margin), LONGEST, propagate_nan=ALL)
     elif RULE == NEAREST:
-        theta, cut = kth_largest(best, second, peak, row, bounds, nearest, BENDS, D, BLOCK_M, BLOCK_N, BLOCK_D)
+        theta, cut = kth_largest(best, second, peak, row, bounds, whole, nearest, R, BENDS, D, BLOCK_M, BLOCK_N, BLOCK_D)
         reach = tl.where(peak == theta, 0.0, tl.minimum(peak - theta, LONGEST, propagate_nan=ALL))
         tl.store(p_kept + THETA * far + o_rows, tl.where(live, theta, 0.0), mask=m_rows)
         tl.store(p_kept + CUT * far + o_rows, cut.to(tl.float32, bitcast=True), mask=m_rows)
@@ -266,74 +269,92 @@ def from_ordered(i):
 
 @triton.jit
 def kth_largest(
-    best, second, peak, row, bounds, nearest, BENDS: tl.constexpr,
+    best, second, peak, row, bounds, whole, nearest, R: tl.constexpr, BENDS: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
     """(M,) the k-th largest score, and the last key inside among those equal to it: the earlier key wins a tie.
 
-    Bisection on the bits of the scores, between the k-th of the class bests and the best score, so that few counts
-    over all keys are left. A row is done as soon as just k scores lie at or above.
+    The k-th of the class bests is no larger, and on random scores few lie between: a row climbs from its first bits on, from
+    score to score. Where that takes long it bisects the bits of what is left.
     """
-    b_lo, b_hi = row[4], row[5]
-    first, last = bounds[0] // BLOCK_N, tl.cdiv(bounds[1], BLOCK_N)
-    seen = tl.maximum(b_hi - b_lo, 0)
+    seen = tl.maximum(row[5] - row[4], 0)
     if hides(BENDS):
-        seen = tl.zeros((BLOCK_M,), tl.int32)
-        for tile in range(first, last):
-            s = load_scores(row, bounds, tile, BENDS, D, BLOCK_N, BLOCK_D)
-            seen += tl.sum((s != -INF).to(tl.int32), 1)
+        seen, _ = survey(tl.full((BLOCK_M,), -INF, tl.float32), row, bounds, whole, BENDS, D, BLOCK_M, BLOCK_N, BLOCK_D)
     wanted = tl.minimum(seen, nearest)
-    low = tl.full((BLOCK_M,), -(2**31), tl.int32)  # at least `wanted` scores are ≥ low
+    low = tl.full((BLOCK_M,), -(2**31), tl.int32)
     x, y = to_ordered(best), to_ordered(second)
-    for bit in range(32):
+    for bit in range(FIRST_BITS):
         middle = low ^ (tl.full((BLOCK_M,), 1, tl.int32) << (31 - bit))  # the first turn clears the sign, the others set a bit
         count = tl.sum((x >= middle[:, None]).to(tl.int32), 1) + tl.sum((y >= middle[:, None]).to(tl.int32), 1)
         low = tl.where(count >= wanted, middle, low)
-    high = to_ordered(peak) + 1  # fewer than `wanted` scores are ≥ high
-    done = (b_lo >= b_hi) | (high - 1 <= low)
-    going = tl.max((done == 0).to(tl.int32), 0)
+
+    low, high = tl.maximum(low, LEAST), to_ordered(peak)  # the k-th is one of low … high
+    above = tl.zeros((BLOCK_M,), tl.int32)  # scores that are > high, fewer than `wanted`
+    exact = wanted == 0  # just `wanted` scores are ≥ low, which is then the k-th
+    going = tl.max((exact == 0).to(tl.int32), 0)
     turn = 0
-    while (going > 0) & (turn < 32):
+    while (going > 0) & (turn < CLIMB + 33):
         middle = (low & high) + ((low ^ high) >> 1)
-        middle = tl.maximum(middle, low + 1)
-        count = tl.zeros((BLOCK_M,), tl.int32)
-        for tile in range(first, last):
-            i = to_ordered(load_scores(row, bounds, tile, BENDS, D, BLOCK_N, BLOCK_D))
-            count += tl.sum((i >= middle[:, None]).to(tl.int32), 1)
-        low = tl.where((count >= wanted) & (done == 0), middle, low)
-        high = tl.where((count < wanted) & (done == 0), middle, high)
-        done = done | (count == wanted) | (high - 1 <= low)
-        going = tl.max((done == 0).to(tl.int32), 0)
+        probe = tl.where(turn < CLIMB, tl.where(turn == 0, tl.maximum(low - 1, LEAST), low), middle)
+        count, least = survey(from_ordered(probe), row, bounds, whole, BENDS, D, BLOCK_M, BLOCK_N, BLOCK_D)
+        more = count >= wanted
+        exact = exact | (count == wanted)
+        low = tl.where(more, to_ordered(least), low)
+        high = tl.where(more, high, probe)
+        above = tl.where(more, above, count)
+        going = tl.max(((exact == 0) & (low < high)).to(tl.int32), 0)
         turn += 1
-    kth = tl.full((BLOCK_M,), 2**31 - 1, tl.int32)
-    for tile in range(first, last):
-        i = to_ordered(load_scores(row, bounds, tile, BENDS, D, BLOCK_N, BLOCK_D))
-        kth = tl.minimum(kth, tl.min(tl.where(i >= low[:, None], i, 2**31 - 1), 1))
-    left = wanted
-    for tile in range(first, last):
-        i = to_ordered(load_scores(row, bounds, tile, BENDS, D, BLOCK_N, BLOCK_D))
-        left -= tl.sum((i > kth[:, None]).to(tl.int32), 1)
-    cut = tl.full((BLOCK_M,), -1, tl.int32)
-    for tile in range(first, last):
-        i = to_ordered(load_scores(row, bounds, tile, BENDS, D, BLOCK_N, BLOCK_D))
-        cut = tl.maximum(cut, last_inside(i, kth, left, tile * BLOCK_N, BLOCK_N))
-        left -= tl.sum((i == kth[:, None]).to(tl.int32), 1)
-    return from_ordered(kth), cut
+
+    kth = from_ordered(low)
+    cut = tl.full((BLOCK_M,), ANY, tl.int32)
+    if (R != INF and R != 0.0) or tl.max((exact == 0).to(tl.int32), 0) > 0:  # that key receives a gradient, or wins a tie
+        cut = tl.full((BLOCK_M,), -1, tl.int32)
+        left = tl.where(exact, wanted, wanted - above)
+        for tile in range(bounds[0] // BLOCK_N, tl.cdiv(bounds[1], BLOCK_N)):
+            s = load_scores(row, bounds, tile, BENDS, False, D, BLOCK_N, BLOCK_D)
+            cut = tl.maximum(cut, last_inside(s, kth, left, tile * BLOCK_N, BLOCK_N))
+            left -= tl.sum((s == kth[:, None]).to(tl.int32), 1)
+    return kth, cut
 
 
 @triton.jit
-def load_scores(row, bounds, tile, BENDS: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
+def survey(
+    probe, row, bounds, whole, BENDS: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """(M,) how many scores are above the probe of a row, and the least of them."""
+    count, least = tl.zeros((BLOCK_M,), tl.int32), tl.full((BLOCK_M,), INF, tl.float32)
+    begin, head, masked, whole_first, whole_last = whole
+    for i in range(0, masked):
+        tile = tl.where(i < head, begin + i, whole_last + i - head)
+        count, least = tally(count, least, probe, load_scores(row, bounds, tile, BENDS, False, D, BLOCK_N, BLOCK_D))
+    for tile in range(whole_first, whole_last):
+        count, least = tally(count, least, probe, load_scores(row, bounds, tile, BENDS, True, D, BLOCK_N, BLOCK_D))
+    return count, least
+
+
+@triton.jit
+def tally(count, least, probe, s):
+    higher = s > probe[:, None]
+    count += tl.sum(higher.to(tl.int32), 1)
+    return count, tl.minimum(least, tl.min(tl.where(higher, s, INF), 1))
+
+
+@triton.jit
+def load_scores(
+    row, bounds, tile, BENDS: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
     """(M, N) scores of a tile, −inf where a key is not seen."""
     b_q, p_k, k_n, b_at, b_lo, b_hi, scale, _, bends = row
     o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, False)
-    s = scores(b_q, tl.trans(b_k), o_n[None, :], b_lo[:, None], b_hi[:, None], False)
+    b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, WHOLE)
+    s = scores(b_q, tl.trans(b_k), o_n[None, :], b_lo[:, None], b_hi[:, None], WHOLE)
     return bend(s * scale, o_n[None, :], b_at[:, None], bends, BENDS)
 
 
 @triton.jit
-def last_inside(i, kth, left, start, BLOCK_N: tl.constexpr):
-    """(M,) the last of the first `left` keys of a tile that equal kth; −1 if there is none."""
-    tie = (i == kth[:, None]).to(tl.int32)
+def last_inside(s, kth, left, start, BLOCK_N: tl.constexpr):
+    """(M,) the last of the first `left` keys of a tile whose score is the k-th; −1 if there is none."""
+    tie = (s == kth[:, None]).to(tl.int32)
     inside = (tie > 0) & (tl.cumsum(tie, 1) <= left[:, None])
     return tl.max(tl.where(inside, (start + tl.arange(0, BLOCK_N))[None, :], -1), 1)

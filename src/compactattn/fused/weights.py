@@ -153,7 +153,8 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexp
             k = tl.where(s == s, tl.where(inside, inverse, 0.0), s)
             steep = k * 0.0
         elif R == INF:
-            k = tl.exp2(x * LOG2E) * inverse
+            plain: tl.constexpr = is_plain(NORMALISING, R, BENDS, EXACT) and RULE == NEAREST
+            k = tl.exp2(tl.fma(raw, rise, base)) if plain else tl.exp2(x * LOG2E) * inverse
             if RULE == ANCHORED:
                 k = tl.where(x > -reach, k, 0.0)
             steep = k

@@ -101,7 +101,9 @@ def list_regbench(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
     for seed in read_numbers(given.seeds):
         for examples in read_numbers(given.examples):
             for variant in (rows[name] for name in given.row or rows):
-                kernel = {} if variant.kernel is None else {"kernel": str(variant.kernel)}
+                if given.as_released and not (variant.kernel and departs(variant.kernel, given.as_released)):
+                    continue
+                kernel = {} if variant.kernel is None else {"kernel": str(variant.kernel), "as_released": given.as_released}
                 base = in_context.paper(variant.architecture, examples)
                 steps = given.epochs * examples // base.training.batch
                 few = {"steps": steps, "warmup": steps // 10, "patience": given.patience}
@@ -369,6 +371,10 @@ def read_arguments() -> argparse.Namespace:
     regbench.add_argument("--epochs", type=read_count, default=200)
     regbench.add_argument("--patience", type=int, default=40, help="epochs without a lower validation loss")
     regbench.add_argument("--rate", type=float, help="highest learning rate, of which a tenth is left in the end")
+    regbench.add_argument(
+        "--as-released", default="", choices=["efficient", "plain"],
+        help="the rows that this path of the published code computes otherwise than the paper, as it does",
+    )  # fmt: skip
     regbench.set_defaults(list=list_regbench, finish=None)
     lm = which.add_parser(language_modelling.NAME)
     lm.add_argument("--data", type=Path, required=True, help="a corpus that `compactattn data` has prepared")

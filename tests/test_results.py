@@ -57,6 +57,23 @@ def test_results_hold_every_row_of_the_paper_and_compare_neighbours_at_one_layer
     }
 
 
+def test_regbench_trains_the_rows_that_the_published_code_computes_otherwise(make, monkeypatch):
+    def choose(*arguments):
+        monkeypatch.setattr("sys.argv", ["make.py", "regbench", "--examples", "1000", *arguments])
+        (configs,) = make.list_regbench(make.read_arguments())
+        return [(c.model.kernel, c.model.as_released, c.training.rate) for c in configs]
+
+    assert len(choose()) == 16
+    assert choose("--as-released", "efficient", "--rate", "1e-4") == [
+        ("topk_uniform(16)", "efficient", 1e-4),
+        ("norm_relu", "efficient", 1e-4),
+        ("relumax(r=1, b=1)", "efficient", 1e-4),
+    ]
+    assert choose("--as-released", "plain", "--row", "Gaussian", "--row", "Epanechnikov (normReLU)") == [
+        ("norm_relu", "plain", 5e-4)
+    ]
+
+
 def test_rows_of_results_are_chosen_by_name_or_kernel(make, monkeypatch, tmp_path):
     def choose(*arguments):
         return list_first(make, ask(make, monkeypatch, "--data", folder, *arguments))

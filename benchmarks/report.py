@@ -222,7 +222,8 @@ def attention_section() -> str:
         "*sharp* (six times that) or *local* (half of the features encode the position, so that neighbours attend to\n"
         "neighbours). Each contestant's output and gradients are held against float64 first; one that is wrong is not timed.\n"
         "Ratios are of two times from one run.",
-        "Contestants: " + "; ".join(f"{name}, {contestant.about}" for name, contestant in CONTESTANTS.items()) + ".\n"
+        "Contestants: " + "; ".join(f"{name}, {contestant.about}" for name, contestant in CONTESTANTS.items()) + "."
+        f"{_state_absent(rows)}\n"
         "adasplash-2 chooses among its own variants by timing them; since that takes ten seconds for each length, it is given\n"
         f"{AUTOTUNING[0]} ms to warm up and {AUTOTUNING[1]} ms to measure each, not Triton's 25 and 100.",
     ]
@@ -230,6 +231,12 @@ def attention_section() -> str:
     places = dict.fromkeys((row["regime"], row["head_dim"]) for row in rows)
     parts += [f"### {_name_place(*place)}\n\n{times_table(rows, *place)}" for place in places]
     return "\n\n".join([*parts, gpu_sources(rows)]) + "\n\n"
+
+
+def _state_absent(rows: list[Row]) -> str:
+    """The contestants that no row is of."""
+    absent = [name for name in CONTESTANTS if name not in {row["contestant"] for row in rows}]
+    return f" Without a row so far: {', '.join(absent)}." if absent else ""
 
 
 def _name_place(regime: str, head_dim: str) -> str:
@@ -299,12 +306,14 @@ def steps_section() -> str:
     if not rows:
         return ""
     goal = f"goal {step_goal(rows) / 1e3:,.0f}"
+    mixed = len({row["started"] for row in rows}) > 1
     header = ["layers", "model", "compiled", "ms", "/ transformer", "thousand tokens/s", "peak MiB", goal]
     return (
         "## A training step on a GPU\n\nWidth 768, 12 heads, length 512, batch 32, bf16 autocast: forward, backward, clipping, "
         f"AdamW.\nThe goal at 8 layers is {TOKENS_PER_SECOND / 1e3:,.0f} thousand tokens/s and {BEHIND_TRANSFORMER} times the "
         "time of our transformer,\nwhich is of the same size and trained in the same way.\n\n"
         + table(header, step_lines())
+        + ("\n\nSome rows are of another run than the transformer's, so that their ratio is of two runs." if mixed else "")
         + (
             f"\n\nNot measured at 8 layers: {', '.join(f'`{name}`' for name in missing)}."
             if (missing := missing_steps())

@@ -5,10 +5,11 @@ import gc
 import pytest
 import torch
 
-from compactattn import ALiBi, Causal, Padding, attend
+from compactattn import ALiBi, Bias, Causal, Padding, attend
 from gpu_tests.settings import DEVICE, HALF, REPEATS, TRIAL, length, needs_gpu
 
 KERNELS = ["gaussian", "sparsemax", "biweight", "entmax(1.7)", "norm_relu", "relumax", "topk_softmax(32)"]
+REPEATED = [*KERNELS, "rectified(r=2, b=1)", "topk_biweight(32)"]
 
 
 def draw(batch=2, heads=4, size=1000, dim=64):
@@ -27,7 +28,7 @@ def both_ways(inputs, do, kernel, mask):
 
 
 @pytest.mark.parametrize("size", [1000, 1100], ids=["all tiles", "tiles skipped"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", REPEATED)
 def test_repeats_are_bit_identical(kernel, size, record_property):
     inputs, do = draw(size=length(size))
     first = both_ways(inputs, do, kernel, Causal(1))
@@ -81,19 +82,25 @@ def test_a_cuda_graph_replays_both_passes(kernel, size):
             assert torch.equal(x, y)
 
 
-@needs_gpu
-@pytest.mark.parametrize("dim", [48, 40, 5])  # that no other test has compiled for already
-@pytest.mark.parametrize("kernel", ["biweight", "relumax", "topk_softmax(8)"])
-def test_a_new_length_compiles_nothing(kernel, dim, monkeypatch, record_property):
+@pytest.fixture
+def compiled(monkeypatch):
+    """The names of the kernels that are compiled meanwhile, or found among those compiled before."""
     from triton import knobs
 
-    compiled = []
+    names = []
 
     def note(*, repr, fn, **_):
         if fn.module.startswith("compactattn."):
-            compiled.append(fn.name)
+            names.append(fn.name)
 
     monkeypatch.setattr(knobs.runtime, "jit_cache_hook", note)
+    return names
+
+
+@needs_gpu
+@pytest.mark.parametrize("dim", [48, 40, 5])  # that no other test has compiled for already
+@pytest.mark.parametrize("kernel", ["biweight", "relumax", "topk_softmax(8)"])
+def test_a_new_length_compiles_nothing(kernel, dim, compiled, record_property):
     # without and with tiles to skip; strides that 16 divides have kernels of their own, where the head dim does not see to it
     for size in (992, 999, 1000, 3008, 3001, 3000):
         both_ways(*draw(size=size, dim=dim), kernel, Causal(1))
@@ -102,6 +109,23 @@ def test_a_new_length_compiles_nothing(kernel, dim, monkeypatch, record_property
         both_ways(*draw(size=size, dim=dim), kernel, Causal(1))
     record_property("note", f"{first} kernels compiled at first, {len(compiled) - first} for {len(sizes)} new lengths")
     assert first > 0
+    assert len(compiled) == first, compiled[first:]
+
+
+@needs_gpu
+def test_a_new_length_of_a_bias_compiles_nothing(compiled, record_property):
+    def work(size):
+        inputs, do = draw(batch=1, heads=2, size=size, dim=48)
+        bias = torch.randn(1, 1, size, size, device=DEVICE).requires_grad_()
+        out = attend(*inputs[:3], "biweight", scale=inputs[3], mask=Causal(1) & Bias(bias), backend="fused")
+        torch.autograd.grad(out, [*inputs, bias], do)
+
+    for size in (992, 1040):  # without and with tiles to skip
+        work(size)
+    first, sizes = len(compiled), (333, 512, 1000, 1025, 2048)
+    for size in sizes:
+        work(size)
+    record_property("note", f"{first} kernels compiled at first, {len(compiled) - first} for {len(sizes)} new lengths")
     assert len(compiled) == first, compiled[first:]
 
 

@@ -131,12 +131,13 @@ def list_lm(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
     def configure(rows: Mapping[int, Iterable[paper.Variant]]) -> list[RunConfig]:
         return [
             language_modelling.adjust(
-                language_modelling.gpu_short(corpus, row.architecture, str(row.kernel), layers), seed=seed, training=few
+                language_modelling.gpu_short(corpus, row.architecture, str(row.kernel), layers),
+                seed=seed, model={"output": given.output}, training=few,
             )
             for seed in read_numbers(given.seeds)
             for layers in rows
             for row in rows[layers]
-        ]
+        ]  # fmt: skip
 
     if given.kernels or given.row:
         yield configure(dict.fromkeys(depths, read_rows(given)))
@@ -389,6 +390,7 @@ def read_arguments() -> argparse.Namespace:
     lm.add_argument("--steps", type=read_count, default=2000)
     lm.add_argument("--validations", type=read_count, default=20, help="during training")
     lm.add_argument("--keep", default="last", choices=["last", "best"], help="weights to evaluate; the paper's are the last")
+    lm.add_argument("--output", default="", choices=["scaled", "plain"], help="of Memory Mosaics or of GPT-2, for all rows")
     lm.add_argument("--batch", type=read_count)
     lm.add_argument("--rate", type=float)
     lm.add_argument("--final-rate", type=float)

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import sys
 
 import pytest
 from tests.data.text_examples import use_tiny_ranks, write_json_lines, write_text
@@ -108,6 +109,19 @@ def test_a_download_goes_to_a_folder_of_its_own(tmp_path, monkeypatch, capsys):
     cli.main(["data", "babistories", "--download", "--ranks", str(ranks), "--out", str(tmp_path / "out")])
     assert (tmp_path / "out/archive" / babistories.FILES[0]).is_file()
     assert len(Corpus.open(tmp_path / "out").train) == 2
+
+
+@pytest.mark.parametrize("way", ["--download", "--archive DIR", "--archive DIR --download"])
+def test_a_missing_unpacker_is_told_before_any_work(tmp_path, monkeypatch, capsys, way):
+    monkeypatch.setitem(sys.modules, "py7zr", None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(babistories, "download_archive", lambda *_: pytest.fail("it was downloaded"))
+    monkeypatch.setattr(babistories, "check_archive", lambda *_: pytest.fail("the archive was read"))
+    ranks = use_tiny_ranks(monkeypatch, tmp_path)
+    options = way.replace("DIR", str(tmp_path)).split()
+    said = fail(capsys, "data", "babistories", *options, "--ranks", ranks, "--out", tmp_path / "out")
+    assert "nothing here unpacks 7z archives; install py7zr (pip install 'compactattn[babistories]'" in said
+    assert not (tmp_path / "out").exists()
 
 
 def cut_off(monkeypatch, folder):

@@ -154,6 +154,7 @@ def test_models_lists_sizes_with_their_parameters(capsys):
         (["train", "regbench", "--recipe", "nowhere.json"], "cannot read nowhere.json"),
         (["sweep", "regbench", "--models", "lstm"], "model 'lstm' is unknown; choose among mosaic"),
         (["sweep", "regbench", "--models", "gla:sparsemax"], "a gla has no kernel"),
+        (["sweep", "regbench", "--search"], "--search is for one model, one number of examples and one seed, but 4, 1 and 1"),
         (["sweep", "regbench", "--examples", "many"], "examples 'many' do not read as whole numbers"),
         (["generate", "nowhere", "--temperature", "-1"], "temperature = -1.0"),
         (["generate", "nowhere", "--tokens", "0"], "tokens = 0"),
@@ -295,6 +296,13 @@ def test_generate_goes_on_with_a_language(regbench, capsys):
     cli.main(["generate", run, "--tokens", "3", "--prompt", "ab|a", "--device", "cpu"])
     assert "legal" not in capsys.readouterr().out
     assert "'z' in 'abz' is no letter from a to h" in refuse(["generate", run, "--prompt", "abz", "--device", "cpu"], capsys)
+
+
+def test_a_rate_that_is_given_falls_to_a_tenth_of_itself(tmp_path):
+    few = ["train", "regbench", "--examples", "64", "--epochs", "1", "--device", "cpu", "--no-evaluate", "--rate", "1e-3"]
+    cli.main([*few, "--out", str(tmp_path / "run")])
+    training = checkpoint.load_config(tmp_path / "run").training
+    assert (training.rate, training.final_rate) == (1e-3, 1e-4)
 
 
 def test_a_search_writes_the_recipe_with_the_lowest_validation_loss(regbench, tmp_path, capsys, monkeypatch):

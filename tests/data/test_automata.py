@@ -157,6 +157,10 @@ def test_too_few_languages_are_said_with_their_number():
             "3 edges of a state need as many other states, but an automaton may have 3 states in all;"
             " raise the lower end of states or lower the upper end of edges",
         ),
+        ({"states": (4.5, 6)}, "states = (4.5, 6) is no range; give two whole numbers 1 ≤ low ≤ high"),
+        ({"states": (4, 5, 6)}, "states = (4, 5, 6) is no range; give two whole numbers 1 ≤ low ≤ high"),
+        ({"states": 5}, "states = 5 is no range; give two whole numbers 1 ≤ low ≤ high"),
+        ({"seed": "a"}, "seed = 'a' must be a whole number"),
         ({"edges": (0, 3)}, "edges = (0, 3) is no range; give two whole numbers 1 ≤ low ≤ high"),
         ({"strings": (5, 4)}, "strings = (5, 4) is no range; give two whole numbers 1 ≤ low ≤ high"),
         ({"letters": (4, 33)}, "letters = (4, 33) are too many; at most 32 are supported"),

@@ -6,11 +6,15 @@ import sys
 import types
 import zlib
 
+import py7zr
 import pytest
 from tests.data.file_server import serve
 
 from compactattn.data import babistories
-from compactattn.data.babistories import PARTS, Joined, check_archive, download_archive, find_stories
+from compactattn.data.babistories import PARTS, Joined, check_archive, check_unpacker, download_archive, find_stories
+from compactattn.data.corpus import Corpus
+from compactattn.data.preparation import prepare
+from compactattn.data.tokenizers import Bytes
 
 TRAIN, VALIDATION = ["Once upon a time", "Zwölf Hasen"], ["The end"]
 BODY = b"what the program unpacks " * 40
@@ -21,16 +25,24 @@ def write_archive(folder, body=BODY):
     table = b"table of contents" * 3
     place = len(body).to_bytes(8, "little") + len(table).to_bytes(8, "little") + zlib.crc32(table).to_bytes(4, "little")
     whole = b"7z\xbc\xaf\x27\x1c\x00\x04" + zlib.crc32(place).to_bytes(4, "little") + place + body + table
+    cut(whole, folder)
+    return whole
+
+
+def cut(whole, folder):
     size = -(-len(whole) // 5)
     folder.mkdir(exist_ok=True)
     for number, name in enumerate(PARTS):
         (folder / name).write_bytes(whole[number * size : (number + 1) * size])
-    return whole
+
+
+def as_lines(stories):
+    return "".join(json.dumps(story) + "\n" for story in stories)
 
 
 def write_stories(folder):
     for name, stories in zip(babistories.FILES, (TRAIN, VALIDATION), strict=True):
-        (folder / name).write_text("".join(json.dumps(story) + "\n" for story in stories))
+        (folder / name).write_text(as_lines(stories))
 
 
 @pytest.fixture
@@ -107,9 +119,81 @@ def test_py7zr_comes_first_and_reads_the_parts_as_one_file(archive, tmp_path, mo
     assert documents(find_stories(archive, tmp_path / "unpacked")) == [TRAIN, VALIDATION]
 
 
+MANY = [f"{number} hares ran to Zürich, then home." for number in range(400)]
+
+
+def pack(folder, **how):
+    """The five parts of an archive that py7zr packed."""
+    packed = io.BytesIO()
+    with py7zr.SevenZipFile(packed, "w", **how) as archive:
+        for name, stories in zip(babistories.FILES, (MANY, VALIDATION), strict=True):
+            archive.writestr(as_lines(stories), f"babistories/{name}")
+    cut(packed.getvalue(), folder)
+    return folder
+
+
+@pytest.fixture
+def real(tmp_path):
+    return pack(tmp_path / "real")
+
+
+def alter(part, place):
+    content = bytearray(part.read_bytes())
+    content[place] ^= 1
+    part.write_bytes(content)
+
+
+def test_a_real_archive_becomes_a_corpus(real, tmp_path):
+    meta = prepare(find_stories(real, tmp_path / "out/unpacked"), Bytes(), tmp_path / "out", 0)
+    assert [meta["splits"][split]["documents"] for split in ("train", "validation")] == [len(MANY), len(VALIDATION)]
+    corpus = Corpus.open(tmp_path / "out")
+    corpus.verify()
+    for tokens, stories in ((corpus.train, MANY), (corpus.validation, VALIDATION)):
+        assert tokens.tolist() == [token for story in stories for token in [*story.encode(), Bytes().end]]
+    assert sorted(path.name for path in (tmp_path / "out/unpacked").iterdir()) == sorted(babistories.FILES)
+
+
+@pytest.mark.parametrize("number", range(5))
+def test_a_real_archive_with_a_part_cut_short_is_refused(real, tmp_path, number):
+    part = real / PARTS[number]
+    part.write_bytes(part.read_bytes()[:-1])
+    with pytest.raises(ValueError, match=r"has [\d,]+ bytes, and should have [\d,]+; delete the parts"):
+        find_stories(real, tmp_path / "out/unpacked")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("method", [py7zr.FILTER_LZMA2, py7zr.FILTER_COPY])  # of a copy only the checksum tells
+def test_a_real_archive_with_an_altered_byte_is_refused(tmp_path, number, method):
+    real = pack(tmp_path / "real", filters=[{"id": method}])
+    alter(real / PARTS[number], (real / PARTS[number]).stat().st_size // 2)
+    with pytest.raises(ValueError, match=r"py7zr cannot unpack .*7z.001' \(.+\); the archive is damaged.*fetch it again"):
+        find_stories(real, tmp_path / "out/unpacked")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_real_archive_whose_table_of_contents_is_altered_is_refused(real, tmp_path):
+    alter(real / PARTS[-1], -1)
+    with pytest.raises(ValueError, match=r"table of contents .* is damaged; fetch .*7z.005 again"):
+        find_stories(real, tmp_path / "out/unpacked")
+
+
+NO_TOOL = r"nothing here unpacks 7z archives; install .*compactattn\[babistories\].*pip install py7zr.* or a program .*7z"
+
+
 def test_without_a_tool_the_error_names_both_ways(archive, tmp_path, no_tools):
-    with pytest.raises(ValueError, match=r"nothing here unpacks 7z archives; install .*pip install py7zr.* or a program .*7z"):
+    (archive / PARTS[0]).write_bytes(b"")  # the tool is missed before the parts are read
+    with pytest.raises(ValueError, match=NO_TOOL):
         find_stories(archive, tmp_path / "unpacked")
+    assert not (tmp_path / "unpacked").exists()
+
+
+def test_a_tool_is_missed_only_while_the_stories_are_packed(archive, tmp_path, no_tools):
+    with pytest.raises(ValueError, match=NO_TOOL):
+        check_unpacker(archive, tmp_path / "unpacked")
+    write_stories(archive)
+    check_unpacker(archive, tmp_path / "unpacked")
+    check_unpacker(tmp_path / "none", archive)
 
 
 def test_a_program_that_fails_is_quoted_and_leaves_nothing_half_done(archive, tmp_path, monkeypatch):
@@ -119,7 +203,7 @@ def test_a_program_that_fails_is_quoted_and_leaves_nothing_half_done(archive, tm
     use_program(monkeypatch, tmp_path, "7z", script)
     with pytest.raises(ValueError, match=r"7z cannot unpack .*001' \(ERROR: Data Error : traindataset.txt\)"):
         find_stories(archive, tmp_path / "unpacked")
-    assert list((tmp_path / "unpacked").iterdir()) == []
+    assert not (tmp_path / "unpacked").exists()
 
 
 def test_another_archive_is_told(archive, tmp_path, monkeypatch):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import subprocess
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ DOCUMENTS = [f"hello world, the {i}th\n\nstory: " + "the hello " * (i % 23) + "�
 @pytest.fixture
 def small_blocks(monkeypatch):
     monkeypatch.setattr(sources, "BLOCK", 512)
+    monkeypatch.setattr(preparation, "CHUNK", 100)
     monkeypatch.setattr(preparation, "SECONDS_BETWEEN_MARKS", -1.0)  # a mark after every block
 
 
@@ -241,6 +243,36 @@ def test_of_a_single_document_the_last_part_is_held_out(tmp_path, small_blocks, 
     assert [splits[name]["bytes"] for name in ("train", "validation")] == [len(corpus.train), len(corpus.validation) - 1]
     corpus.verify()
     assert prepare([TextFile(tmp_path / "book.txt")], Bytes(), tmp_path / "out", share) == corpus.meta
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.999])
+def test_the_bytes_of_a_held_out_tail_are_those_of_its_tokens(tmp_path, small_blocks, pairs, share):
+    said = "hello world, the éé 1212\n\n" * 100
+    meta = prepare([TextFile(write_text(tmp_path / "book.txt", [said]))], pairs, tmp_path / "out", share)
+    corpus = Corpus.open(tmp_path / "out")
+    sizes = [len(pairs.to_bytes(tokens)) for tokens in (corpus.train, corpus.validation[:-1])]
+    assert [meta["splits"][name]["bytes"] for name in ("train", "validation")] == sizes
+    assert [meta["splits"][name]["tokens"] for name in ("train", "validation")] == [len(corpus.train), len(corpus.validation)]
+
+
+def test_holding_out_the_tail_takes_no_more_memory_of_a_longer_document(tmp_path, monkeypatch):
+    monkeypatch.setattr(preparation, "CHUNK", 1 << 12)
+    hold_out, peaks = preparation._hold_out_tail, []
+
+    def measure(*arguments):
+        tracemalloc.start()
+        try:
+            return hold_out(*arguments)
+        finally:
+            peaks.append(tracemalloc.get_traced_memory()[1])
+            tracemalloc.stop()
+
+    monkeypatch.setattr(preparation, "_hold_out_tail", measure)
+    for lines in (1_000, 30_000):
+        book = write_text(tmp_path / f"{lines}.txt", ["one word after another and so on\n" * lines])
+        prepare([TextFile(book)], Bytes(), tmp_path / str(lines), 0.5)
+    short, long = peaks
+    assert long < 1.5 * short
 
 
 @pytest.mark.parametrize("share", [0.05, 0.6, 0.999])

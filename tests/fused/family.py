@@ -19,6 +19,7 @@ KERNELS = [
     "triweight",
     "entmax(1.7)",
     "norm_relu",
+    "rectified(r=2, b=1)",
     "rectified(r=3, b=1)",
     "rectified(r=1.5, b=1)",
     "relumax",

@@ -83,6 +83,9 @@ PLANTS = {
     ),
     "nothing in reach weighs nothing": Plant("forward.py", "tl.where(alone[:, None], flatter, acc)", "acc", "rectified"),
     "tied best keys are counted once": Plant("forward.py", "slopes / tl.maximum(best, 1.0)", "slopes", "tied"),
+    "the weights of the nearest keys are not divided by their sum backward": Plant(
+        "weights.py", "-(tl.log2(mass) if NORMALISED else 0.0)", "0.0 * mass", "half topk"
+    ),
     "a tie at the edge is cut short": Plant("weights.py", "(o_n <= cut)", "(o_n < cut)", "topk_softmax"),
     "light tiles are not handed on": Plant("forward.py", "(more == 0.0)", "(more <= 0.3)", "skipping"),
     "support is counted after rounding": Plant(

@@ -77,7 +77,11 @@ def test_the_shipped_blocks_agree_with_the_reference(kernel):
     check(*draw(case), kernel, case.mask)
 
 
-@pytest.mark.parametrize("kernel", ["gaussian", *ONE_OF_EACH_RULE])
+RECTIFIED = [f"rectified(r={r}, b=1)" for r in (1.5, 2, 3)]
+HALVES = ["gaussian", *ONE_OF_EACH_RULE, "topk_softmax(9)", *RECTIFIED]
+
+
+@pytest.mark.parametrize("kernel", HALVES)
 def test_half_precision_errs_as_little_as_the_reference(kernel):
     """Weights are rounded to the dtype of the values, as the output is: errors of one size."""
     case = Case(1, 2, 1, 33, 33, 16, 16, (0, 0), Causal())
@@ -273,6 +277,25 @@ def test_large_scores_err_as_little_as_the_reference(kernel, cut):
     for name in ("dq", "dk"):  # nothing but the best key has a weight, and that of each row is 1
         assert exact[name].norm() == 0
         assert ours[name].norm() < 0.01, (name, ours[name].norm())
+
+
+@pytest.mark.parametrize("scale", [1e3, 1e8])
+def test_large_scores_of_the_nearest_keys_have_the_weights_of_the_reference(scale, cut):
+    cut(16, 16)
+    (q, k, v, _), do = draw(Case(1, 1, 1, 20, 20, 8, 8, (16, 16), Causal()), torch.float16)
+    inputs = (q, k, v, torch.tensor([scale]))
+    exact = run(inputs, do, "topk_softmax(8)", Causal(), "reference", torch.float64)
+    plain, ours = (run(inputs, do, "topk_softmax(8)", Causal(), backend) for backend in ("reference", "fused"))
+    for name in ("out", "dv"):
+        error, allowed = ((x[name] - exact[name]).norm() for x in (ours, plain))
+        assert error <= 3 * allowed + 1e-3 * exact[name].norm(), (name, error, allowed)
+
+
+def test_the_scale_of_a_fixed_bandwidth_errs_as_little_as_the_reference():
+    """Of few keys, where nothing averages: dscale was five times as far off while θ and the scores were rounded differently."""
+    group = Group("rectified(r=3, b=1)", "float16", Layout(1, 3, 1, 1))
+    found = judge_all(RandomCase(group, 1, 9, 9, "all", 3.0, seed) for seed in range(6))
+    assert not found["faults"], "\n".join(found["faults"])
 
 
 @pytest.mark.parametrize("kernel", ["biweight", "relumax"])

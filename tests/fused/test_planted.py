@@ -160,6 +160,7 @@ BATTERY = {
     "topk": attending("topk_epanechnikov(20)", Causal(), 20, 60, tied=True),
     "crowded topk": attending("topk_softmax(14)", None, 3, 320, crowded=True),
     "topk_softmax": attending("topk_softmax(5)", None, 18, 20, tied=True),
+    "half topk": attending("topk_softmax(5)", Causal(), 20, 20, dtype=torch.float16),
     "biased biweight": attending("biweight", Causal(), 20, 20, heads=(2, 1), bias=hiding(1, 2, 20, 20)),
     "biased relumax": attending("relumax(r=2, b=2)", None, 20, 20, bias=hiding(1, 1, 20, 20)),
     "biased rectified": attending("rectified(r=1, b=0.1)", None, 20, 20, bias=hiding(1, 1, 20, 20)),

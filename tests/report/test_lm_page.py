@@ -189,6 +189,48 @@ def test_a_loop_is_one_word_over_and_over(text, loop):
     assert lm_stories.find_loop(Story("", text)) == loop
 
 
+STUTTER = "A girl named G" + "is" * 26 + "pering ran home. " + " ".join(map(str, range(120)))
+
+
+@pytest.mark.parametrize(
+    ("text", "stutter"),
+    [
+        (STUTTER, "2 characters 26 times in a row"),
+        (STUTTER.replace("isis", "", 3), ""),  # 20 times
+        ("N" + "o" * 41 + "!", "1 character 41 times in a row"),
+        ("N" + "o" * 40 + "!", ""),
+        ("tick-tock, " * 30, ""),  # words, not one word
+        ("the fox-" * 21, ""),
+        ("tick-tock-" * 21, ""),  # longer than a piece
+        ("tiktock-" * 21, "8 characters 21 times in a row"),
+        ("-" * 80 + " " + STUTTER.replace("isis", "") * 2, ""),  # a line across the page
+        ("A fox" + "!" * 300, "1 character 300 times in a row"),
+        ("", ""),
+    ],
+)
+def test_a_stutter_is_a_short_piece_over_and_over_inside_one_word(text, stutter):
+    assert lm_stories.find_stutter(Story("", text)) == stutter
+
+
+def test_stories_that_repeat_a_piece_of_a_word_are_told():
+    def state(*texts):
+        kernels = ("sparsemax", "biweight", "triweight")
+        told = zip(kernels, texts, strict=False)
+        runs = [dataclasses.replace(make_run(kernel=kernel), stories=[Story("", text)]) for kernel, text in told]
+        (comparison,) = compare(runs)
+        return lm_stories.state_loops(comparison)
+
+    often = "2 characters 26 times in a row"
+    assert state("A fox.", "A hare.") == []
+    (told,) = state(STUTTER)
+    assert told == f"Stories of 1 of 1 Memory Mosaic with 1 layer repeat a piece of a word over and over: sparsemax ({often})."
+    (told,) = state(STUTTER, LOOP, "A fox.")
+    assert told.startswith("Stories of 2 of 3 Memory Mosaics with 1 layer repeat one word or a piece of a word over and over: ")
+    assert f"sparsemax ({often})" in told
+    assert "(21 of 144 words)" in told
+    assert f"each time; inside one word it repeats {often}; the prompt" in lm_stories.describe_story(*story_of(STUTTER))
+
+
 def test_stories_that_repeat_one_word_are_told_at_every_depth(tmp_path, monkeypatch):
     def run(*texts, **config):
         return dataclasses.replace(make_run(source=str(config), **config), stories=[Story("", text, step=9) for text in texts])

@@ -13,8 +13,9 @@ from compactattn.report import comparison as length_generalisation
 from compactattn.report import regbench_paper
 from compactattn.report.paper import Variant
 from compactattn.report.regbench_comparison import compare, count_epochs
+from compactattn.training.config import vary
 
-SPARSEMAX = Variant("mosaic", parse("sparsemax"))
+SPARSEMAX, GAUSSIAN = (Variant("mosaic", parse(kernel)) for kernel in ("sparsemax", "gaussian"))
 
 
 def comparison_of(*runs):
@@ -56,6 +57,25 @@ def test_the_same_epochs_over_more_examples_are_the_same_line():
 
 def test_patience_keeps_no_runs_apart():
     assert labels(comparison_of(make_run(patience=40), make_run(examples=2500, patience=20))) == ["sparsemax"]
+
+
+@pytest.mark.parametrize("patience", [(20, 40), (40, 0)])
+def test_of_two_runs_that_differ_in_patience_alone_the_more_patient_one_counts(patience):
+    short, long = (make_run(accuracy, patience=own) for accuracy, own in zip((0.5, 0.8), patience, strict=True))
+    for runs in ((short, long), (long, short)):
+        comparison = comparison_of(*runs, make_run(0.6, patience=5, seed=1))
+        (line,) = comparison.lines
+        assert [row.accuracy for row in line.rows[1000]] == pytest.approx([0.8, 0.6])
+    with pytest.raises(ValueError, match="give one of them"):
+        compare([short, short])
+
+
+def test_what_the_published_code_computes_stands_beside_the_papers_number():
+    run = make_run(kernel="norm_relu")
+    comparison = comparison_of(dataclasses.replace(run, config=vary(run.config, model={"as_released": "efficient"})))
+    (line,) = comparison.lines
+    assert line.label == "normReLU, as released"
+    assert comparison.papers_cell(line, 1000) == regbench_paper.Cell(0.843, 0.436)
 
 
 def test_runs_that_differ_in_more_than_the_seed_stay_apart_and_say_how():
@@ -115,7 +135,8 @@ def test_a_gap_of_more_than_two_points_is_open_until_it_is_explained(monkeypatch
     comparison = comparison_of(make_run(0.942 - 0.0201, 0.325 + 0.02), make_run(0.963, 0.5, kernel="gaussian"))
     found = [(gap.line.label, gap.measure, gap.explanation) for gap in comparison.gaps]
     assert found == [("Gaussian", "accuracy", ""), ("Gaussian", "tvd", ""), ("sparsemax", "accuracy", "")]
-    monkeypatch.setitem(regbench_paper.EXPLAINED, SPARSEMAX, "made up")
+    monkeypatch.setitem(regbench_paper.EXPLAINED, (SPARSEMAX, 1000, "accuracy"), "made up")
+    monkeypatch.setitem(regbench_paper.EXPLAINED, (GAUSSIAN, 2500, "accuracy"), "of another size")
     again = dataclasses.replace(comparison)
     assert [gap.explanation for gap in again.gaps] == ["", "", "made up"]
 

@@ -12,6 +12,7 @@ from compactattn.report.evaluations import Reference
 from compactattn.report.paper import Variant
 from compactattn.report.regbench_comparison import compare
 from compactattn.report.regbench_finding import find, hold_against_paper, list_departures, list_epochs, list_gaps, list_kernels
+from compactattn.training.config import vary
 
 comparison_of, told = speak(compare, find)
 
@@ -122,10 +123,14 @@ def test_differences_to_the_paper_are_counted_and_listed_as_open_or_explained(mo
         "Gaussian: with 1,000 examples accuracy 80.0 (paper 93.9); with 2,500 examples accuracy 85.0 (paper 93.7). Open.",
         "sparsemax: with 1,000 examples TVD 20.0 (paper 32.5). Open.",
     ]
-    monkeypatch.setitem(regbench_paper.EXPLAINED, Variant("mosaic", parse("gaussian")), "a shorter training.")
+    base = Variant("mosaic", parse("gaussian"))
+    monkeypatch.setitem(regbench_paper.EXPLAINED, (base, 2500, "accuracy"), "a shorter training.")
     comparison = comparison_of(*runs)
-    assert hold_against_paper(comparison)[1] == "Further away: 3, of which 2 are explained and 1 open."
-    assert list_gaps(comparison)[0].endswith("(paper 93.7). Explained: a shorter training.")
+    assert hold_against_paper(comparison)[1] == "Further away: 3, of which 1 are explained and 2 open."
+    assert list_gaps(comparison)[:2] == [
+        "Gaussian: with 1,000 examples accuracy 80.0 (paper 93.9). Open.",
+        "Gaussian: with 2,500 examples accuracy 85.0 (paper 93.7). Explained: a shorter training.",
+    ]
 
 
 def test_where_the_paper_has_no_such_numbers_nothing_is_held_against_it():
@@ -174,6 +179,26 @@ def test_a_run_that_lost_patience_was_not_interrupted():
     assert not any("stopped" in note for note in list_departures(comparison_of(early)))
     killed = dataclasses.replace(early, validations=run.validations[:30])
     assert "sparsemax, 1,000 examples, seed 0, stopped after 3,100 of its 6,250 steps" in list_departures(comparison_of(killed))
+
+
+def test_a_run_that_lost_patience_while_its_loss_fell_is_named():
+    run = make_run(patience=10)
+    losses = (1.5, 1.9, 1.8, 1.7, 1.6)
+    early = dataclasses.replace(run, steps=155, validations=[(31 * (n + 1), loss) for n, loss in enumerate(losses)])
+    note = "ended by patience while the validation loss was falling: sparsemax with 1,000 examples"
+    note += " (the last were 1.900, 1.800, 1.700, 1.600; the lowest was 1.500)"
+    assert note in list_departures(comparison_of(early))
+    for other in (
+        dataclasses.replace(early, steps=6250),  # came to its end
+        dataclasses.replace(early, validations=[*early.validations, (186, 1.65)]),
+    ):
+        assert not any("falling" in note for note in list_departures(comparison_of(other)))
+
+
+def test_what_the_published_code_computes_is_no_rival_of_gaussian_attention():
+    base, rival = make_run(0.9, **GAUSSIAN), make_run(0.91, kernel="norm_relu")
+    released = dataclasses.replace(rival, config=vary(rival.config, model={"as_released": "efficient"}))
+    assert "1 of 1 with 1,000 examples" in told(base, rival, released)[1]
 
 
 def test_a_run_that_diverged_is_named_and_not_called_missing():

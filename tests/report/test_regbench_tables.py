@@ -34,7 +34,8 @@ def test_all_that_show_the_best_of_a_column_are_bold():
 def test_an_explained_gap_has_another_mark_and_the_caption_tells_which(monkeypatch):
     assert "† more than 2 points from the paper, open." in regbench_tables.describe(example())
     assert "‡" not in regbench_tables.describe(example())
-    monkeypatch.setitem(regbench_paper.EXPLAINED, Variant("mamba", None), "made up")
+    for measure in ("accuracy", "tvd"):
+        monkeypatch.setitem(regbench_paper.EXPLAINED, (Variant("mamba", None), 1000, measure), "made up")
     assert "| **Mamba** | 50.0‡ | **30.0**‡ |" in regbench_tables.format_markdown(example())
     assert "‡ more than 2 points from the paper, explained below." in regbench_tables.describe(example())
 

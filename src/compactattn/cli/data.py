@@ -105,7 +105,7 @@ def prepare_babistories(
 
     compactattn data babistories --archive MemoryMosaics/BabiStories/data
 
-    Unpacking needs py7zr (pip install py7zr) or one of 7z and bsdtar. After Ctrl-C the same command goes on.
+    Unpacking needs py7zr (pip install 'compactattn[babistories]'), 7z or bsdtar. After Ctrl-C the same command goes on.
 
     Args:
         archive: Folder with babistories-dataset.7z.001 … 005, or with traindataset.txt and valdataset.txt.
@@ -116,12 +116,13 @@ def prepare_babistories(
     """
     if archive is None and not download:
         raise UsageError("name the folder of the archive with --archive DIR, or fetch it with --download")
-    folder = archive or out / "archive"
+    folder, unpacked = archive or out / "archive", out / "unpacked"
     with _told("give their file with --ranks FILE"):
-        load_tokenizer("gpt2", ranks)  # before hours of download are spent on a corpus that cannot be made
+        babistories.check_unpacker(folder, unpacked)  # before hours of download are spent on a corpus that cannot be made
+        load_tokenizer("gpt2", ranks)
         if download:
             _download(folder)
-        sources = babistories.find_stories(folder, out / "unpacked")
+        sources = babistories.find_stories(folder, unpacked)
         meta = _prepare(sources, "gpt2", ranks, 0, workers, out, ("MB", MEGABYTE))
     for split, tokens in babistories.PUBLISHED_TOKENS.items():
         if (found := meta["splits"][split]["tokens"]) != tokens:

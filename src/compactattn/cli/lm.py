@@ -72,6 +72,7 @@ def train_lm(
     dropout: float | None = None,
     width: int | None = None,
     heads: int | None = None,
+    output: Literal["scaled", "plain"] | None = None,
     keep: Literal["best", "last"] | None = None,
     precision: Literal["fp32", "bf16"] | None = None,
     accumulation: int | None = None,
@@ -109,6 +110,8 @@ def train_lm(
         dropout: Of the weights of attention, and of what each block adds; 0.05 if not given, 0 for cpu-quick.
         width: Of the model.
         heads: Of each block.
+        output: Logits divided by √width and an embedding that starts as N(0, 1), as in Memory Mosaics (scaled), or neither, as
+            in GPT-2 (plain); by default the model's own.
         keep: Which weights are tested and tell stories: those of the lowest validation loss (best), or of the last step (last,
             as in the paper); by default last for paper, best for the other presets.
         precision: bf16 runs matrix products in bfloat16 under autocast, as all presets but cpu-quick do.
@@ -121,7 +124,7 @@ def train_lm(
         evaluate: Test the model on the validation split.
         tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
     """
-    given = {"dropout": dropout, "width": width, "heads": heads}
+    given = {"dropout": dropout, "width": width, "heads": heads, "output": output}
     training = {"steps": steps, "batch": batch, "rate": rate, "final_rate": final_rate, "keep": keep, "precision": precision,
                 "accumulation": accumulation, "compile": compile, "graph": graph, "device": device}  # fmt: skip
     choose_device(device)  # before stories are prepared

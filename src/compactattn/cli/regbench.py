@@ -90,7 +90,7 @@ def train_regbench(
         seed: Of the first weights and of the order of the examples; the languages are the same for every seed.
         epochs: At most; the preset's if not given.
         patience: Epochs without a lower validation loss after which training stops; 0 stands for never.
-        rate: The highest learning rate.
+        rate: The highest learning rate; a tenth of it is left in the end.
         decay: Weight decay.
         layers: Number of blocks.
         width: Of the model.
@@ -104,8 +104,9 @@ def train_regbench(
         tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
     """
     given = {"layers": layers, "width": width, "heads": heads}
-    training = {"patience": patience, "rate": rate, "decay": decay, "precision": precision, "compile": compile, "graph": graph,
-                "device": device}  # fmt: skip
+    final_rate = None if rate is None else rate / 10
+    training = {"patience": patience, "rate": rate, "final_rate": final_rate, "decay": decay, "precision": precision,
+                "compile": compile, "graph": graph, "device": device}  # fmt: skip
     config = configure(model, kernel, examples, preset, seed, epochs, recipe, given, training)
     folder = out or Path("runs") / in_context.NAME / name_run(config)
     train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
@@ -137,7 +138,7 @@ def sweep_regbench(
         examples: Numbers of training examples separated by commas; the paper's are 1000,2500,5000,10000,20000,40000.
         seeds: How many, counted from 0.
         preset: cpu-quick, gpu-short or paper; see `compactattn train regbench --help`.
-        search: Train the first model at each point of the paper's search space (weight decay, depth, width, heads: 72 runs)
+        search: Train one model at each point of the paper's search space (weight decay, depth, width, heads: 72 runs)
             instead, and write the point with the lowest validation loss to OUT/recipe.json.
         recipe: Such a file, for every mosaic of the sweep: chosen for one kernel and reused for the others, as in the paper.
         epochs: At most; the preset's if not given.
@@ -151,6 +152,11 @@ def sweep_regbench(
     variants = list({(model, str(parse_kernel(kernel))): (model, kernel) for model, kernel in reversed(named)}.values())[::-1]
     if not variants:
         raise UsageError("name at least one model, as in --models mosaic:gaussian,gla")
+    if search and (len(variants), len(numbers), seeds) != (1, 1, 1):
+        raise UsageError(
+            f"--search is for one model, one number of examples and one seed, but {len(variants)}, {len(numbers)} and {seeds}"
+            " are asked for; name one, as in --search --models mosaic:gaussian --examples 1000"
+        )
     configs = [
         configure(model, kernel, number, preset, seed, epochs, recipe if model == "mosaic" else None, {}, {"device": device})
         for seed in range(seeds)

@@ -22,6 +22,10 @@ CHUNK = 4096  # automata drawn at one time
 MOST = {"letters": 32, "states": 127}  # the legal letters of a state are the bits of a uint32; its number is an int8
 
 
+def _is_whole(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
+
+
 @dataclass(frozen=True)
 class RegularLanguages:
     """How languages and their examples are drawn, each number uniformly from its range (both ends included).
@@ -37,10 +41,13 @@ class RegularLanguages:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not _is_whole(self.seed):
+            raise ValueError(f"seed = {self.seed!r} must be a whole number")
         for field in fields(self)[:-1]:
-            low, high = getattr(self, field.name)
-            if not 1 <= low <= high:
-                raise ValueError(f"{field.name} = ({low}, {high}) is no range; give two whole numbers 1 ≤ low ≤ high")
+            ends = getattr(self, field.name)
+            if not (isinstance(ends, tuple) and len(ends) == 2 and all(map(_is_whole, ends)) and 1 <= ends[0] <= ends[1]):
+                raise ValueError(f"{field.name} = {ends!r} is no range; give two whole numbers 1 ≤ low ≤ high")
+            low, high = ends
             if high > MOST.get(field.name, high):
                 raise ValueError(f"{field.name} = ({low}, {high}) are too many; at most {MOST[field.name]} are supported")
         if self.edges[1] > self.letters[0]:

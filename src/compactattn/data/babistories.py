@@ -6,16 +6,21 @@ valdataset.txt with a JSON string, a story, in each line.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import shutil
 import subprocess
 import zlib
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from compactattn.data.download import Progress, download, fetch_pointer, read_pointer, verify
 from compactattn.data.sources import JsonLines
+
+Unpack = Callable[[Sequence[Path], Path], None]  # the parts, to a folder
 
 PARTS = tuple(f"babistories-dataset.7z.{number:03d}" for number in range(1, 6))
 FILES = ("traindataset.txt", "valdataset.txt")
@@ -45,12 +50,23 @@ def find_stories(archive: Path, unpacked: Path) -> list[JsonLines]:
     """Training and validation stories: the two files in either folder, else unpacked from the parts in `archive`."""
     if not archive.is_dir():
         raise ValueError(f"{str(archive)!r} is no folder; give the one with {PARTS[0]} … {PARTS[-1][-3:]}")
-    folder = next((folder for folder in (archive, unpacked) if all((folder / name).is_file() for name in FILES)), None)
+    folder = _find_unpacked(archive, unpacked)
     if folder is None:
-        folder = unpacked
-        extract(check_archive(archive), unpacked)
+        folder, unpack = unpacked, find_unpacker()
+        extract(check_archive(archive), unpacked, unpack)
     train, validation = (folder / name for name in FILES)
     return [JsonLines(train, "train"), JsonLines(validation, "validation")]
+
+
+def check_unpacker(archive: Path, unpacked: Path) -> None:
+    """Raises a ValueError if the two files are in neither folder and nothing here could unpack them."""
+    if _find_unpacked(archive, unpacked) is None:
+        find_unpacker()
+
+
+def _find_unpacked(*folders: Path) -> Path | None:
+    """The first folder with both files."""
+    return next((folder for folder in folders if all((folder / name).is_file() for name in FILES)), None)
 
 
 def check_archive(folder: Path) -> list[Path]:
@@ -94,13 +110,14 @@ def _check_ends(archive: Joined, folder: Path) -> None:
         raise ValueError(f"the table of contents of the archive in {str(folder)!r} is damaged; fetch {PARTS[-1]} again")
 
 
-def extract(parts: Sequence[Path], folder: Path) -> None:
-    """Unpacks the two files, with py7zr or a program; they get their names only once both are complete."""
+def extract(parts: Sequence[Path], folder: Path, unpack: Unpack) -> None:
+    """Unpacks the two files; they get their names only once both are complete, and what fails leaves nothing behind."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
     work = folder / "unpacking"
     shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
     try:
-        _unpack(parts, work)
+        work.mkdir(parents=True)
+        unpack(parts, work)
         found = {path.name: path for path in work.rglob("*.txt")}
         if missing := [name for name in FILES if name not in found]:
             raise ValueError(f"the archive {str(parts[0])!r} does not hold {' and '.join(missing)}; is it BabiStories?")
@@ -108,31 +125,44 @@ def extract(parts: Sequence[Path], folder: Path) -> None:
             found[name].replace(folder / name)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+        for path in new:  # what is not empty stays
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
-def _unpack(parts: Sequence[Path], work: Path) -> None:
+def find_unpacker() -> Unpack:
+    """What unpacks parts to a folder: py7zr, else a program; raises a ValueError where there is neither."""
     try:
-        py7zr = importlib.import_module("py7zr")
+        return partial(_unpack_with_py7zr, importlib.import_module("py7zr"))
     except ImportError:
-        py7zr = None
-    if py7zr is not None:
-        try:
-            with Joined(parts) as archive, py7zr.SevenZipFile(io.BufferedReader(archive), "r") as opened:
-                opened.extractall(work)
-        except Exception as error:  # py7zr raises its own, those of lzma, and plain ones for a wrong checksum
-            raise _unpacking_failed(parts[0], "py7zr", str(error) or type(error).__name__) from error
-    elif program := next(filter(None, map(shutil.which, PROGRAMS)), None):
-        _run([program, "x", str(parts[0]), f"-o{work}", "-y"], parts[0])
-    elif program := shutil.which("bsdtar"):
-        whole = work / "archive.7z"  # it reads no parts
-        with Joined(parts) as archive, open(whole, "wb") as file:
-            shutil.copyfileobj(archive, file, 1 << 20)
-        _run([program, "-xf", str(whole), "-C", str(work)], parts[0])
-    else:
-        raise ValueError(
-            "nothing here unpacks 7z archives; install the Python package (pip install py7zr) or a program (7z or bsdtar,"
-            " as in: apt install 7zip)"
-        )
+        pass
+    if program := next(filter(None, map(shutil.which, PROGRAMS)), None):
+        return partial(_unpack_with_program, program)
+    if program := shutil.which("bsdtar"):
+        return partial(_unpack_with_bsdtar, program)
+    raise ValueError(
+        "nothing here unpacks 7z archives; install py7zr (pip install 'compactattn[babistories]', or pip install py7zr) or a"
+        " program (7z or bsdtar, as in: apt install 7zip)"
+    )
+
+
+def _unpack_with_py7zr(py7zr: Any, parts: Sequence[Path], work: Path) -> None:
+    try:
+        with Joined(parts) as archive, py7zr.SevenZipFile(io.BufferedReader(archive), "r") as opened:
+            opened.extractall(work)
+    except Exception as error:  # py7zr raises its own, those of lzma, and plain ones for a wrong checksum
+        raise _unpacking_failed(parts[0], "py7zr", str(error) or type(error).__name__) from error
+
+
+def _unpack_with_program(program: str, parts: Sequence[Path], work: Path) -> None:
+    _run([program, "x", str(parts[0]), f"-o{work}", "-y"], parts[0])
+
+
+def _unpack_with_bsdtar(program: str, parts: Sequence[Path], work: Path) -> None:
+    whole = work / "archive.7z"  # it reads no parts
+    with Joined(parts) as archive, open(whole, "wb") as file:
+        shutil.copyfileobj(archive, file, 1 << 20)
+    _run([program, "-xf", str(whole), "-C", str(work)], parts[0])
 
 
 def _run(command: list[str], part: Path) -> None:

@@ -31,6 +31,7 @@ VERSION = 1  # of the folder: raise it when a change makes other bytes of the sa
 META, JOURNAL, RANKS = "meta.json", "journal.jsonl", "ranks.tiktoken"
 SPLITS = ("train", "validation")
 WIDEST = 1 << 16  # ids are stored in 16 bits
+CHUNK = 1 << 16  # tokens of a tail that are held at a time
 SECONDS_BETWEEN_MARKS = 1.0
 SHOWN = 4  # differences between two corpora that are told one by one
 
@@ -209,11 +210,22 @@ def _hold_out_tail(folder: Path, tokenizer: Tokenizer, share: float, mark: Mark)
         os.replace(validation, train)
     whole = mark.train if mark.train.documents else mark.validation
     first = min(max(1, round((1 - share) * whole.tokens)), whole.tokens - 1)
-    tail = np.fromfile(train, "<u2", offset=2 * first)
-    tail.tofile(validation)
+    counts = _copy_tail(train, validation, first, tokenizer.vocab)
     os.truncate(train, 2 * first)
-    size = len(tokenizer.to_bytes([token for token in tail.tolist() if token != tokenizer.end]))
-    return replace(mark, train=Tally(1, first, whole.bytes - size), validation=Tally(1, len(tail), size))
+    ids = [token for token in counts.nonzero()[0].tolist() if token != tokenizer.end]
+    size = sum(int(counts[token]) * len(tokenizer.to_bytes([token])) for token in ids)
+    return replace(mark, train=Tally(1, first, whole.bytes - size), validation=Tally(1, int(counts.sum()), size))
+
+
+def _copy_tail(source: Path, target: Path, first: int, vocab: int) -> Array:
+    """Copies the tokens from the `first` on, and returns how often each id is among them (vocab,)."""
+    counts = np.zeros(vocab, np.int64)
+    with open(source, "rb") as tokens, open(target, "wb") as tail:
+        tokens.seek(2 * first)
+        while part := tokens.read(2 * CHUNK):
+            tail.write(part)
+            counts += np.bincount(np.frombuffer(part, "<u2"), minlength=vocab)
+    return counts
 
 
 # -- the folder ----------------------------------------------------------------------------------

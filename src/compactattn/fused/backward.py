@@ -210,7 +210,8 @@ def pull_keys(
         ds = quiet(ds, s, BENDS)
         b_k = hush(b_k, s, 0, BENDS)
         if CENTRE or RULE == FIXED or (RULE == NORMALISING and R != INF and BENDS == 0):
-            drift += tl.sum(ds, 1)
+            # a fixed θ moves with the scale: what it takes from dscale must be rounded as the scores' share is
+            drift += tl.sum(ds.to(b_k.dtype).to(tl.float32) if RULE == FIXED and not CENTRE else ds, 1)
         if CENTRE:
             dorder += tl.sum(centring, 1)
         else:

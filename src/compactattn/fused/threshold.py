@@ -1,4 +1,4 @@
-"""From scores to the threshold, as the rules in rows.py: the reach ρ = max s − θ of each row, in one look at the keys.
+"""From scores to the threshold, as the rules in rows.py: the reach ρ = max s − θ of each row, in one look (top-k: a few).
 
 Keys j and j' are of one class where j ≡ j' modulo N. A program keeps the two best scores of each class, elementwise,
 as the tiles pass. They hold nearly all of a support, which is small: their root is a lower bound of θ, 0.1 to 1 % of ρ
@@ -29,7 +29,7 @@ NORMALISING, ANCHORED, FIXED, NEAREST = (tl.constexpr(code) for code in range(4)
 PEAK, REACH, MASS, SLOPES, THETA, CUT = (tl.constexpr(place) for place in range(6))
 LENGTHS = [  # a new value compiles nothing
     "B", "H", "Q", "K", "rows", "tiles", "nearest", "limit", "at_b", "lo_b", "hi_b", "scale_h",
-    "bias_b", "bias_h", "bias_m", "allowed_b", "allowed_h", "allowed_m",
+    "bias_b", "bias_h", "bias_m", "allowed_b", "allowed_h", "allowed_m", "dbias_b", "dbias_h", "dbias_m",
 ]  # fmt: skip
 EPS = tl.constexpr(2.0**-23)
 MOST_TURNS = tl.constexpr(64)  # of Newton

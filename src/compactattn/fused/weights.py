@@ -92,7 +92,9 @@ def make_row(
     rise = base + scale
     if R == INF:
         rise = rise * LOG2E
-        base = tl.where(dead, -INF, -ground * LOG2E - (tl.log2(mass) if NORMALISED else 0.0))
+        base = tl.where(dead, -INF, -(tl.log2(mass) if NORMALISED else 0.0))
+        if RULE == NORMALISING:
+            base -= ground * LOG2E
     elif is_whole(R) and RULE == NORMALISING:
         # the last step of Newton leaves a mass closer to r^r than the sums before it can tell; y is that of the forward pass
         gain = base + R / whole_mass(RULE, R)
@@ -153,8 +155,9 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexp
             k = tl.where(s == s, tl.where(inside, inverse, 0.0), s)
             steep = k * 0.0
         elif R == INF:
-            plain: tl.constexpr = is_plain(NORMALISING, R, BENDS, EXACT) and RULE == NEAREST
-            k = tl.exp2(tl.fma(raw, rise, base)) if plain else tl.exp2(x * LOG2E) * inverse
+            # from the best score on, which is 0: an exponent of large scores would be a small difference of rounded numbers
+            short: tl.constexpr = RULE == NEAREST and not EXACT
+            k = tl.exp2(tl.fma(s - peak, LOG2E, base)) if short else tl.exp2(x * LOG2E) * inverse
             if RULE == ANCHORED:
                 k = tl.where(x > -reach, k, 0.0)
             steep = k

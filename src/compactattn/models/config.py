@@ -12,7 +12,13 @@ from compactattn.memory.released import departs
 Architecture = Literal["mosaic", "transformer", "s4d", "h3", "gla", "retnet", "mamba"]
 Positions = Literal["none", "alibi", "learned"]
 Released = Literal["", "efficient", "plain"]
-ARCHITECTURES, POSITIONS, RELEASED = (get_args(choice) for choice in (Architecture, Positions, Released))
+Output = Literal["", "scaled", "plain"]
+ARCHITECTURES, POSITIONS, RELEASED, OUTPUTS = (get_args(choice) for choice in (Architecture, Positions, Released, Output))
+
+
+def own_output(architecture: str) -> Output:
+    """How an architecture was published."""
+    return "scaled" if architecture == "mosaic" else "plain"
 
 
 @dataclass(frozen=True)
@@ -36,9 +42,11 @@ class ModelConfig:
     as_released: Released = ""  # the departures of the published code from the paper, to measure what they cost
     dropout: float = 0.0  # of the weights of contextual memory or attention, and of what each mixer and store adds
     embedding_dropout: float = 0.0
+    output: Output = ""  # of the tied embedding: Memory Mosaics' (scaled) or GPT-2's (plain); empty is the architecture's own
 
     def __post_init__(self) -> None:
-        for name, choices in (("architecture", ARCHITECTURES), ("positions", POSITIONS), ("as_released", RELEASED)):
+        choosable = {"architecture": ARCHITECTURES, "positions": POSITIONS, "as_released": RELEASED, "output": OUTPUTS}
+        for name, choices in choosable.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} = {getattr(self, name)!r} is unknown; choose one of {', '.join(map(repr, choices))}")
         for name in ("vocab", "layers", "width", "heads"):
@@ -63,6 +71,11 @@ class ModelConfig:
                 f"as_released = {self.as_released!r} changes nothing for a {self.architecture} with {self.kernel}; leave it out"
             )
         parse(self.kernel)
+
+    @property
+    def scales_output(self) -> bool:
+        """Whether logits are divided by √width, and the embedding starts as N(0, 1)."""
+        return (self.output or own_output(self.architecture)) == "scaled"
 
     @property
     def slots_per_head(self) -> int:

@@ -25,17 +25,17 @@ class Cache(NamedTuple):
 class LanguageModel(nn.Module):
     """logits = scale · E norm(blocks(E[tokens])), with one embedding E for input and output.
 
-    Memory Mosaics: E is N(0, 1), scale = 1/√C, no positions; untrained they expect the token they have just read.
-    GPT-2 and all others: E is N(0, 0.02²), scale = 1.
+    The output of Memory Mosaics is scaled: E is N(0, 1), scale = 1/√C; untrained they expect the token they have just read.
+    That of GPT-2 and all others is plain: E is N(0, 0.02²), scale = 1. `config.output` gives either to any of them.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         mosaic = config.architecture == "mosaic"
         self.config = config
-        self.scale = config.width**-0.5 if mosaic else 1.0
+        self.scale = config.width**-0.5 if config.scales_output else 1.0
         self.embedding = nn.Embedding(config.vocab, config.width)
-        nn.init.normal_(self.embedding.weight, std=1.0 if mosaic else 0.02)
+        nn.init.normal_(self.embedding.weight, std=1.0 if config.scales_output else 0.02)
         self.positions = nn.Embedding(config.longest, config.width) if config.positions == "learned" else None
         if self.positions is not None:
             nn.init.normal_(self.positions.weight, std=0.02)

@@ -104,7 +104,11 @@ class Comparison:
 
     def rivals(self, split: str) -> list[Line]:
         """The compact kernels, the best first."""
-        return [line for line in self.on(split) if line.variant.architecture == "mosaic" and line.variant.compact]
+        return [line for line in self.usual(split, "mosaic") if line.variant.compact]
+
+    def usual(self, split: str, architecture: str) -> list[Line]:
+        """The lines of an architecture as it was published, the best first."""
+        return [line for line in self.on(split) if line.variant.architecture == architecture and line.variant.usual]
 
     def contests(self) -> Iterator[tuple[str, Line, list[Line]]]:
         """Gaussian attention and the compact kernels, on each split that has both."""

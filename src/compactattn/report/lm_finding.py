@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from compactattn.experiments.language_modelling import RATES, WARMUP, choose_rates
 from compactattn.report import lm_paper as paper
@@ -25,6 +26,7 @@ def find(comparison: Comparison) -> Finding:
         *_state_fields(comparison),
         *_state_transformer(comparison),
         *_state_start(comparison),
+        *_state_outputs(comparison),
         *_state_neighbours(comparison),
         *_state_rises(comparison),
         *_state_rise(comparison),
@@ -53,7 +55,7 @@ def _state_headline(comparison: Comparison) -> str:
     pair += add_clauses(tell_apart([best], base))
     first = comparison.on(split)[0]
     if first.variant.architecture == "transformer":
-        pair += f"; the Transformer, at {_loss(first, split)}, is ahead of every Memory Mosaic"
+        pair += f"; the {first.label}, at {_loss(first, split)}, is ahead of every Memory Mosaic"
     if _lead(best, base, split) > 0:
         return f"{start}, {best.label} {pair}."
     return f"{start}, no compact kernel is ahead of {name_line(base)}: the best, {best.label}, {pair}."
@@ -75,8 +77,7 @@ def _state_transformer(comparison: Comparison) -> list[str]:
     """The best mosaic against the transformer, on every split."""
     parts, sizes, others = [], [], []
     for split in comparison.splits:
-        mosaic = next((line for line in comparison.on(split) if line.variant.architecture == "mosaic"), None)
-        other = next((line for line in comparison.on(split) if line.variant.architecture == "transformer"), None)
+        mosaic, other = _find_pair(comparison, split)
         if mosaic is not None and other is not None:
             parts.append(f"{_distance(mosaic, other, split)} on {name_split(split)} ({mosaic.label})")
             sizes.append(state_sizes(mosaic.runs[0].config.model, other.runs[0].config.model))
@@ -88,10 +89,7 @@ def _state_transformer(comparison: Comparison) -> list[str]:
 
 def _state_start(comparison: Comparison) -> list[str]:
     """How far the best mosaic was behind the transformer on the way, where training is but a part of the paper's."""
-    ranked = comparison.on(comparison.home)
-    mosaic, other = (
-        next((line for line in ranked if line.variant.architecture == name), None) for name in ("mosaic", "transformer")
-    )
+    mosaic, other = _find_pair(comparison, comparison.home)
     if mosaic is None or other is None or not 0 < comparison.tokens < paper.TOKENS:
         return []
     ours, theirs = dict(mean_validations(mosaic)), dict(mean_validations(other))
@@ -101,9 +99,32 @@ def _state_start(comparison: Comparison) -> list[str]:
     shown = dict.fromkeys((steps[0], steps[(len(steps) - 1) // 2], steps[-1]))
     gaps = ", ".join(f"{_spell_lead(theirs[step] - ours[step])} at step {step:,}" for step in shown)
     return [
-        f"This is after {_share(comparison.tokens / paper.TOKENS)} of the paper's tokens, and a Memory Mosaic starts from a"
-        " higher loss: its embedding is N(0, 1) and tied to its output."
+        f"This is after {_share(comparison.tokens / paper.TOKENS)} of the paper's tokens."
         f" In validations during training {mosaic.label} was {gaps}."
+    ]
+
+
+def _find_pair(comparison: Comparison, split: str) -> list[Line | None]:
+    """The best mosaic and the transformer, each with its own output layer."""
+    return [next(iter(comparison.usual(split, name)), None) for name in ("mosaic", "transformer")]
+
+
+def _state_outputs(comparison: Comparison) -> list[str]:
+    """What the output layer is worth: lines with that of the other architecture, beside the same with their own."""
+    split, parts = comparison.home, []
+    for line in comparison.on(split):
+        own = replace(line.variant, output="")
+        same = next((one for one in comparison.on(split) if one.variant == own), None)
+        if line.variant.output and same is not None:
+            rest = add_clauses(tell_apart([line], same))
+            lead = _distance(line, same, split)
+            lead = f"{lead} of its own" if lead.endswith("ahead") else f"{lead} its own"
+            parts.append(f"{line.label} is at {_loss(line, split)}, {lead}{rest}")
+    if not parts:
+        return []
+    return [
+        "The output layers differ too: a Memory Mosaic's logits are divided by √width and its embedding starts as N(0, 1)"
+        f" (scaled), GPT-2's are not and its embedding is N(0, 0.02²) (plain). With the other's, {'; '.join(parts)}."
     ]
 
 

@@ -13,6 +13,9 @@ from compactattn.report.lm_comparison import Comparison, Line, choose_story
 from compactattn.report.tables import fold
 
 IN_A_ROW, SHARE = 20, 0.2  # a word that stands more often than this in a row, or makes up more of a story, is a loop
+DRAWN_OUT = 40  # characters: "Nooo!" and the like are no longer
+PIECES = re.compile(rf"(\S{{1,8}}?)\1{{{IN_A_ROW},}}")  # a piece of a word, more often in a row than a word may stand
+ONE_WORD, PIECE = "one word", "a piece of a word"
 
 
 def choose_stories(comparison: Comparison) -> tuple[list[tuple[Line, Story]], list[tuple[Line, Story]]]:
@@ -42,18 +45,40 @@ def find_loop(story: Story) -> str:
     return "" if word is None else f"{words.count(word):,} of {len(words):,} words"
 
 
+def find_stutter(story: Story) -> str:
+    """How often a piece of up to 8 characters stands in a row inside one word; nothing where none does over and over.
+
+    Drawn-out words and lines of dashes are none: it takes more than 20 times and 40 characters, and a piece without letters
+    and digits must make up more than a fifth of the story.
+    """
+    runs = [(len(run[0]), run[1]) for run in PIECES.finditer(story.text) if len(run[0]) > DRAWN_OUT]
+    share = SHARE * len(story.text)
+    size, piece = max(((size, piece) for size, piece in runs if size > share or any(map(str.isalnum, piece))), default=(0, ""))
+    if not piece:
+        return ""
+    return f"{len(piece)} character{'s' if len(piece) > 1 else ''} {size // len(piece):,} times in a row"
+
+
+def find_repetition(story: Story) -> tuple[str, str] | None:
+    """What a story repeats over and over, `ONE_WORD` or `PIECE`, and how often; nothing where it does not."""
+    found = ((ONE_WORD, find_loop(story)), (PIECE, find_stutter(story)))
+    return next(((what, often) for what, often in found if often), None)
+
+
 def state_loops(comparison: Comparison) -> list[str]:
-    """Whose stories repeat one word over and over, of the models that wrote one: a sentence for mosaics, one for the others."""
+    """Whose stories repeat something over and over, of the models that wrote any: a sentence for mosaics, one for others."""
     sentences = []
     for mosaic in (True, False):
         lines = [line for line in comparison.lines if (line.variant.architecture == "mosaic") is mosaic]
         told = [(line, [story for run in line.runs for story in run.stories]) for line in lines]
         told = [(line, stories) for line, stories in told if stories]
-        loops = [(line.label, loop) for line, stories in told if (loop := next(filter(None, map(find_loop, stories)), ""))]
+        found = [(line.label, next(filter(None, map(find_repetition, stories)), None)) for line, stories in told]
+        loops = [(label, *repetition) for label, repetition in found if repetition is not None]
         kind = ("Memory Mosaic" if mosaic else "other model") + ("s" if len(told) > 1 else "")
-        names = ", ".join(f"{label} ({loop})" for label, loop in loops)
+        what = " or ".join(one for one in (ONE_WORD, PIECE) if any(one == repeated for _, repeated, _ in loops))
+        names = ", ".join(f"{label} ({often})" for label, _, often in loops)
         start = f"Stories of {len(loops)} of {len(told)} {kind} with {comparison.depth}"
-        sentences += [f"{start} repeat one word over and over: {names}."] if loops else []
+        sentences += [f"{start} repeat {what} over and over: {names}."] if loops else []
     return sentences
 
 
@@ -70,6 +95,7 @@ def describe_story(comparison: Comparison, line: Line, story: Story) -> str:
     kept = sum(len(run.stories) for run in line.runs)
     end = f"; one of {kept} stories that were saved" if kept > 1 else ""
     end += f"; one word, over and over, makes up {loop}" if (loop := find_loop(story)) else ""
+    end += f"; inside one word it repeats {stutter}" if (stutter := find_stutter(story)) else ""
     end += "; cut off before its end" if story.ended is False else ""
     return f"{name_line(line)}{loss}{step}. Sampled with {drawn}{end}{'; the prompt is in bold' if story.prompt else ''}."
 

@@ -47,6 +47,7 @@ _RULES: dict[type[Rule], tuple[Any, str]] = {
     Fixed: ((0, (1.3, 1.3)), "^"),
     Nearest: ((0, (5, 1.4, 1.2, 1.4)), "<"),
 }
+_OTHER_OUTPUT = (0, (0.8, 2.4))
 _LARGER = {16: ((0, (5, 1.4, *(1.2, 1.4) * 2)), "D"), 32: ((0, (5, 1.4, *(1.2, 1.4) * 3)), ">")}  # by the k that is exceeded
 
 
@@ -65,7 +66,7 @@ def look_of(variant: Variant) -> Look:
         return Look(colour, (0, (7, 1.2)), marker, variant.positions != "none")
     colour = _TRANSFORMER if variant.architecture == "transformer" else colour_of(variant.kernel)
     dashes, marker = _dash(variant.kernel.rule)
-    return Look(colour, dashes, marker, variant.positions != "none")
+    return Look(colour, _OTHER_OUTPUT if variant.output else dashes, marker, variant.positions != "none")
 
 
 def _dash(rule: Rule) -> tuple[Any, str]:
@@ -79,6 +80,7 @@ def describe_looks(variants: Iterable[Variant]) -> str:
     rules = {variant.kernel.rule for variant in variants if variant.kernel is not None}
     said = [text for kind, text in _SAID.items() if any(isinstance(rule, kind) for rule in rules)]
     said += ["with more dots for a larger k"] if len({_dash(rule) for rule in rules if isinstance(rule, Nearest)}) > 1 else []
+    said += ["sparse dots stand for another output layer"] if any(variant.output for variant in variants) else []
     text = f" Colour is the kernel's profile; {', '.join(said)}." if said else ""
     without = any(variant.kernel is None for variant in variants)
     return text + (" Long dashes with a colour and a marker of their own: architectures without a kernel." if without else "")

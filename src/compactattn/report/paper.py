@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from compactattn.kernels import Anchored, Fixed, Kernel, Nearest, encode, parse
+from compactattn.models.config import own_output
 
 LONGEST = 64  # of the training sources; a test at 4× has sources of 256
 SEEDS = 3
@@ -64,13 +65,16 @@ class Variant:
     kernel: Kernel | None
     positions: str = "none"
     as_released: str = ""
+    output: str = ""  # where it is not the architecture's own
 
     @staticmethod
     def of(model: Mapping[str, Any]) -> Variant:
         """The variant of a model's settings, as config.json holds them."""
         architecture = model["architecture"]
         kernel = parse(model["kernel"]) if architecture in _ATTENTIVE else None
-        return Variant(architecture, kernel, model.get("positions", "none"), model.get("as_released", ""))
+        output = model.get("output", "")
+        other = "" if output == own_output(architecture) else output
+        return Variant(architecture, kernel, model.get("positions", "none"), model.get("as_released", ""), other)
 
     @property
     def compact(self) -> bool:
@@ -88,7 +92,12 @@ class Variant:
         if self.positions != usual:
             parts.append({"alibi": "ALiBi", "none": "no positions"}.get(self.positions, f"{self.positions} positions"))
         way = {"": "", "efficient": ", as released"}.get(self.as_released, f", as released ({self.as_released})")
-        return ", ".join(parts) + way
+        return ", ".join(parts) + way + (f", {self.output} output" if self.output else "")
+
+    @property
+    def usual(self) -> bool:
+        """Whether nothing about it is changed from how the paper, or GPT-2, has it."""
+        return not self.as_released and not self.output
 
 
 _NAMES = {

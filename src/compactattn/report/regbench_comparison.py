@@ -6,8 +6,9 @@ Only runs that differ in nothing but the seed share a cell, and only runs whose 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -76,7 +77,7 @@ class Comparison:
         return not self.changes and self.split == SPLIT
 
     def papers_cell(self, line: Line, size: int) -> paper.Cell | None:
-        row = paper.ROWS.get(line.variant) if self.published else None
+        row = paper.ROWS.get(replace(line.variant, as_released="")) if self.published else None
         return None if row is None else row.cells.get(size)
 
     def find_gap(self, line: Line, size: int, measure: str) -> Gap | None:
@@ -86,7 +87,7 @@ class Comparison:
         ours, theirs = line.cells[size].of(measure).mean, getattr(cell, measure)
         if abs(ours - theirs) <= paper.GAP + 1e-9:
             return None
-        return Gap(line, size, measure, ours, theirs, paper.EXPLAINED.get(line.variant, ""))
+        return Gap(line, size, measure, ours, theirs, paper.EXPLAINED.get((line.variant, size, measure), ""))
 
     @cached_property
     def gaps(self) -> list[Gap]:
@@ -144,7 +145,8 @@ def count_epochs(run: Run, steps: int) -> float:
 def _read_recipe(run: Run) -> lines.Recipe:
     """What makes a line: as elsewhere, but training counts in epochs, since the columns differ in the steps of one.
 
-    Patience is no part of it: how long a run goes on after its best epoch does not change that epoch.
+    Patience is no part of it: of two runs that differ in nothing else the more patient one counts, which has seen all that the
+    other has.
     """
     recipe = lines.read_recipe(run)
     training = recipe["training"]
@@ -156,8 +158,21 @@ def _read_recipe(run: Run) -> lines.Recipe:
     return recipe
 
 
+def keep_patient(runs: Sequence[Run]) -> list[Run]:
+    """Of the runs of one number of examples and one seed those with the most patience; a patience of 0 has no end."""
+    patience = [run.config.training.patience or math.inf for run in runs]
+    most: dict[tuple[int, int], float] = {}
+    for run, own in zip(runs, patience, strict=True):
+        most[_place(run)] = max(most.get(_place(run), 0), own)
+    return [run for run, own in zip(runs, patience, strict=True) if own == most[_place(run)]]
+
+
+def _place(run: Run) -> tuple[int, int]:
+    return run.config.data.get("examples", 0), run.config.seed
+
+
 def _make_lines(runs: list[Run], split: str) -> tuple[Line, ...]:
-    groups = lines.group(runs, _read_recipe)
+    groups = [keep_patient(group) for group in lines.group(runs, _read_recipe)]
     made = [_make_line(group, lines.name(group[0], groups, _read_recipe), split) for group in groups]
     return lines.sort_lines(made, paper.ROWS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 from compactattn.data.automata import RegularLanguages
@@ -21,6 +22,9 @@ SETTINGS = {  # the fields of `RegularLanguages` in words
     "string_length": "letters of a string",
     "seed": "seed of the languages",
 }
+
+
+FALLING = 3  # epochs in a row, each with a lower validation loss than the one before
 
 
 def find(comparison: Comparison) -> Finding:
@@ -45,7 +49,9 @@ def _base(comparison: Comparison, size: int) -> Line | None:
 
 
 def _rivals(comparison: Comparison, size: int) -> list[Line]:
-    return [line for line in _there(comparison, size) if line.variant.architecture == "mosaic" and line.variant.compact]
+    """The compact kernels as the paper has them."""
+    mosaics = (line for line in _there(comparison, size) if line.variant.architecture == "mosaic")
+    return [line for line in mosaics if line.variant.compact and line.variant.usual]
 
 
 def _baselines(comparison: Comparison, size: int) -> list[Line]:
@@ -209,11 +215,11 @@ def _state_other_counts(comparison: Comparison) -> list[str]:
 
 
 def list_gaps(comparison: Comparison) -> list[str]:
-    """Where we differ from the paper by more than two points: one item for each line, open or explained."""
-    found: dict[str, list[Gap]] = {}
+    """Where we differ from the paper by more than two points: one item for what is open of a line, one for each explanation."""
+    found: dict[tuple[str, str], list[Gap]] = {}
     for gap in comparison.gaps:
-        found.setdefault(gap.line.label, []).append(gap)
-    return [f"{label}: {_state_gaps(gaps)}. {_state_why(gaps[0])}" for label, gaps in found.items()]
+        found.setdefault((gap.line.label, gap.explanation), []).append(gap)
+    return [f"{label}: {_state_gaps(gaps)}. {_state_why(gaps[0])}" for (label, _), gaps in found.items()]
 
 
 def _state_gaps(gaps: list[Gap]) -> str:
@@ -247,7 +253,21 @@ def list_departures(comparison: Comparison) -> list[str]:
     notes += list_changes(ours)
     if patience := {training.patience for training in trainings if training.patience}:
         notes.append(f"training stops {span(patience)} epochs after its lowest validation loss; the paper has no such stop")
+    notes += _list_cut(comparison)
     return notes + list_doubts(comparison.lines, "examples") + list_failures(comparison.failed)
+
+
+def _list_cut(comparison: Comparison) -> list[str]:
+    """The runs that patience ended while the validation loss was falling, so that more of it might have changed the number."""
+    found = []
+    for run in (run for line in comparison.lines for run in line.runs):
+        last = [loss for _, loss in run.validations[-FALLING - 1 :]]
+        cut = run.config.training.patience and run.steps < run.config.training.steps
+        if cut and len(last) > FALLING and all(after < before for before, after in pairwise(last)):
+            name = f"{run.variant.label} with {run.config.data.get('examples', 0):,} examples"
+            low, falls = min(loss for _, loss in run.validations), ", ".join(f"{loss:.3f}" for loss in last)
+            found.append(f"{name} (the last were {falls}; the lowest was {low:.3f})")
+    return [f"ended by patience while the validation loss was falling: {'; '.join(found)}"] if found else []
 
 
 def _list_languages(comparison: Comparison) -> list[str]:

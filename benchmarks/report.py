@@ -198,10 +198,13 @@ def small_models_section() -> str:
         return ""
     models, ways = (list(dict.fromkeys(row[name] for row in rows)) for name in ("model", "way"))
     rates = {(row["model"], row["way"]): float(row["steps_per_second"]) for row in rows}
-    lines = [
-        [way, *(f"{rates[model, way]:.0f} ({rates[model, way] / rates[model, ways[0]]:.1f} ×)" for model in models)]
-        for way in ways
-    ]
+
+    def show(model: str, way: str) -> str:
+        if (rate := rates.get((model, way))) is None:
+            return "–"
+        return f"{rate:.0f} ({rate / rates[model, ways[0]]:.1f} ×)"
+
+    lines = [[way, *(show(model, way) for model in models)] for way in ways]
     return (
         "## Small models on a GPU\n\nSteps in a second of RegBench's models (batch 32, 1,000 examples, bf16), of all the runs "
         "at a time together,\n"

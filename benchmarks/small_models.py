@@ -149,16 +149,14 @@ def main() -> None:
     facts = environment() | {"device": torch.cuda.get_device_name(), "shared": shared}
     end = time.monotonic() + 60 * given.minutes
     for number, variant in enumerate(given.models):
-        rows = []
         for way in WAYS:
             if (found := measure(variant, way, end)) is None:
                 left = ", ".join(given.models[number:])
                 print(f"{left}: left out after {given.minutes:g} minutes; give more with --minutes")
                 return
-            row = {"model": variant, "way": way.name, "runs": way.runs, "seconds": round(found.seconds, 1)}
-            rows.append({**row, "steps_per_second": round(found.rate, 1)})
-            print(rows[-1], flush=True)
-        print("rows added to", append("small_models", [row | facts for row in rows]), flush=True)
+            row: dict[str, object] = {"model": variant, "way": way.name, "runs": way.runs, "seconds": round(found.seconds, 1)}
+            row["steps_per_second"] = round(found.rate, 1)
+            print(row, "added to", append("small_models", [row | facts]), flush=True)
 
 
 if __name__ == "__main__":

@@ -332,7 +332,7 @@ def _orders(kernel: Kernel, heads: int, like: Tensor) -> Tensor | None:
 def _autocast(*tensors: Tensor) -> tuple[Tensor, ...]:
     """The tensors as autocast wants them: matrix products run in its dtype, thresholds in fp32 all the same."""
     device = tensors[0].device.type if isinstance(tensors[0], Tensor) else "cpu"
-    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):  # none for meta tensors
+    if device == "meta" or not torch.is_autocast_enabled(device):  # which a meta tensor cannot be asked
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if isinstance(x, Tensor) and x.dtype != torch.float64 else x for x in tensors)

@@ -54,6 +54,15 @@ def test_another_output_layer_is_told_beside_the_own_and_is_no_contestant():
     headline, details = told(*runs, plain, scaled)
     assert "sparsemax predicts" in headline
     assert "at 3.000 nats a token" in headline
+    assert "ahead of every" not in headline  # sparsemax with the other's output layer is the first
+    close = dataclasses.replace(plain, evaluation=[make_row(2.61)])
+    assert told(*runs, close)[0].endswith(
+        "the Transformer, at 2.600, is ahead of every Memory Mosaic, of the best with its output layer"
+        " (sparsemax, plain output, 2.610) by 0.010."
+    )
+    changed = "sparsemax, plain output: with an output layer that is not the paper's"
+    assert changed in list_departures(comparison_of(*runs, plain))
+    assert changed not in list_departures(comparison_of(*runs))
     assert "1 of 1 on validation" in details
     assert "the best Memory Mosaic is 0.400 behind on validation (sparsemax)" in details
     assert (

@@ -56,6 +56,12 @@ def _state_headline(comparison: Comparison) -> str:
     first = comparison.on(split)[0]
     if first.variant.architecture == "transformer":
         pair += f"; the {first.label}, at {_loss(first, split)}, is ahead of every Memory Mosaic"
+        # the output layer is worth more than what tells the architectures apart
+        same = next(
+            (line for line in comparison.on(split) if line.variant.architecture == "mosaic" and line.variant.output), None
+        )
+        lead = "" if same is None else f"{-_lead(same, first, split):.{DIGITS}f}"
+        pair += "" if same is None else f", of the best with its output layer ({same.label}, {_loss(same, split)}) by {lead}"
     if _lead(best, base, split) > 0:
         return f"{start}, {best.label} {pair}."
     return f"{start}, no compact kernel is ahead of {name_line(base)}: the best, {best.label}, {pair}."
@@ -269,6 +275,8 @@ def list_departures(comparison: Comparison) -> list[str]:
     notes = [] if comparison.corpus == "BabiStories" else [f"corpus: {comparison.corpus}; in the paper BabiStories"]
     others = dict.fromkeys(line.variant.label for line in comparison.lines if line not in mosaics)
     notes += [f"{', '.join(others)}: not in the paper's experiment"] if others else []
+    changed = [line.label for line in mosaics if line.variant.output]
+    notes += [f"{'; '.join(changed)}: with an output layer that is not the paper's"] if changed else []
     notes += [] if comparison.layers in RATES else [f"{comparison.depth}; in the paper 1, 8 and 12"]
     notes += list_changes(
         {

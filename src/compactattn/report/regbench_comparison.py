@@ -69,7 +69,8 @@ class Comparison:
     @cached_property
     def main_size(self) -> int:
         """The number of examples of the headline and the curves: the one that most lines have, of equal ones the largest."""
-        return max(self.sizes, key=lambda size: (sum(size in line.cells for line in self.lines), size))
+        usual = [line for line in self.lines if line.variant.usual] or self.lines
+        return max(self.sizes, key=lambda size: (sum(size in line.cells for line in usual), size))
 
     @cached_property
     def published(self) -> bool:

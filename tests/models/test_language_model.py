@@ -252,3 +252,22 @@ def test_all_but_attention_itself_and_the_views_of_self_attention_is_compiled(co
     monkeypatch.setattr(torch, "compile", lambda part, dynamic: parts.append(part.__name__))
     build(config).blocks[0].compile_parts()
     assert parts == (["finish"] if config.architecture == "transformer" else ["prepare", "finish"])
+
+
+@pytest.mark.parametrize(("positions", "low", "high"), [("learned", 0.95, 1.0), ("none", 0.0, 0.6)])
+def test_a_transformer_learns_to_look_three_tokens_back_by_its_positions_alone(positions, low, high):
+    """Of one layer, a query has nothing but its place to find that token by."""
+    torch.manual_seed(0)
+    longest = {"longest": 16} if positions == "learned" else {}
+    config = ModelConfig(4, layers=1, width=32, heads=2, architecture="transformer", positions=positions, **longest)
+    model = build(config)
+    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(250):
+        tokens = torch.randint(0, 4, (64, 16))
+        loss = cross_entropy(model(tokens)[:, 3:].flatten(0, 1), tokens[:, :-3].flatten())
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
+    tokens = torch.randint(0, 4, (256, 16))
+    right = (model(tokens)[:, 3:].argmax(-1) == tokens[:, :-3]).float().mean().item()
+    assert low <= right <= high

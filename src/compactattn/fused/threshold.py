@@ -272,7 +272,8 @@ def kth_largest(
     best, second, peak, row, bounds, whole, nearest, R: tl.constexpr, BENDS: tl.constexpr,
     D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """(M,) the k-th largest score, and the last key inside among those equal to it: the earlier key wins a tie.
+    """(M,) the k-th largest score, and the last key inside among those equal to it: the earlier key wins a tie. Where no row
+    of the block has one and none receives a gradient, that key is ANY.
 
     The k-th of the class bests is no larger, and on random scores few lie between: a row climbs from its first bits on, from
     score to score. Where that takes long it bisects the bits of what is left.

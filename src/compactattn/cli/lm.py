@@ -120,7 +120,7 @@ def train_lm(
             none for cpu-quick and under torchrun.
         graph: Replay updates as a CUDA graph, as gpu-short does; for one process and one micro-batch.
         device: auto, cpu, cuda or cuda:1.
-        out: The run's folder; by default runs/lm/CORPUS-MODEL-KERNEL-LAYERS-SEED.
+        out: The run's folder; by default runs/lm/CORPUS-MODEL-KERNEL-LAYERS-SEED, with an --output after the kernel.
         evaluate: Test the model on the validation split.
         tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
     """
@@ -128,7 +128,7 @@ def train_lm(
     training = {"steps": steps, "batch": batch, "rate": rate, "final_rate": final_rate, "keep": keep, "precision": precision,
                 "accumulation": accumulation, "compile": compile, "graph": graph, "device": device}  # fmt: skip
     choose_device(device)  # before stories are prepared
-    kernel = KERNELS[model] if kernel is None else kernel
+    kernel = read_kernel(KERNELS[model] if kernel is None else kernel)
     config = configure(open_corpus(data), preset, model, kernel, layers, seed, length, given, training)
     folder = out or Path("runs") / language_modelling.NAME / name_run(config)
     train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
@@ -252,7 +252,8 @@ def name_run(config: RunConfig) -> str:
     """A folder's name for people; nothing is ever read out of it."""
     model = config.model
     kernel = re.sub(r"[^A-Za-z0-9.]+", "-", model.kernel).strip("-")
-    return "-".join([config.data["corpus"], model.architecture, kernel, str(model.layers), str(config.seed)])
+    output = [model.output] if model.output else []
+    return "-".join([config.data["corpus"], model.architecture, kernel, *output, str(model.layers), str(config.seed)])
 
 
 # -- what they print -----------------------------------------------------------------------------

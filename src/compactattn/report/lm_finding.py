@@ -53,18 +53,25 @@ def _state_headline(comparison: Comparison) -> str:
     }
     pair = f"predicts {text} at {_loss(best, split)} nats a token, {name_line(base)} at {_loss(base, split)}{sure[known]}"
     pair += add_clauses(tell_apart([best], base))
-    first = comparison.on(split)[0]
-    if first.variant.architecture == "transformer":
-        pair += f"; the {first.label}, at {_loss(first, split)}, is ahead of every Memory Mosaic"
-        # the output layer is worth more than what tells the architectures apart
-        same = next(
-            (line for line in comparison.on(split) if line.variant.architecture == "mosaic" and line.variant.output), None
-        )
-        lead = "" if same is None else f"{-_lead(same, first, split):.{DIGITS}f}"
-        pair += "" if same is None else f", of the best with its output layer ({same.label}, {_loss(same, split)}) by {lead}"
+    pair += _state_first(comparison, split)
     if _lead(best, base, split) > 0:
         return f"{start}, {best.label} {pair}."
     return f"{start}, no compact kernel is ahead of {name_line(base)}: the best, {best.label}, {pair}."
+
+
+def _state_first(comparison: Comparison, split: str) -> str:
+    """Who is ahead of all the kernels that the headline speaks of: the transformer, or one with another output layer."""
+    first, *others = comparison.on(split)
+    if first.variant.output:
+        return f"; {name_line(first)}, is ahead of all at {_loss(first, split)}"
+    if first.variant.architecture != "transformer":
+        return ""
+    text = f"; the {first.label}, at {_loss(first, split)}, is ahead of every Memory Mosaic"
+    same = next((line for line in others if line.variant.architecture == "mosaic" and line.variant.output), None)
+    if same is None:
+        return text
+    lead = f"{_lead(first, same, split):.{DIGITS}f}"
+    return f"{text}, of the best with its output layer ({same.label}, {_loss(same, split)}) by {lead}"
 
 
 def _state_fields(comparison: Comparison) -> list[str]:
@@ -89,8 +96,9 @@ def _state_transformer(comparison: Comparison) -> list[str]:
             sizes.append(state_sizes(mosaic.runs[0].config.model, other.runs[0].config.model))
             others.append(tell_apart([other], mosaic))
     found = " or ".join(size for size in dict.fromkeys(sizes) if size)
+    own = ", each with its own output layer," if any(line.variant.output for line in comparison.lines) else ""
     which = f"the best Memory Mosaic, of {found}," if found else "the best Memory Mosaic"
-    return [f"Against the Transformer, {which} is {', '.join(parts)}{add_clauses(*others)}."] if parts else []
+    return [f"Against the Transformer{own or ','} {which} is {', '.join(parts)}{add_clauses(*others)}."] if parts else []
 
 
 def _state_start(comparison: Comparison) -> list[str]:

@@ -27,7 +27,7 @@ test: $(STAMP) browser
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal
 
 # needs a GPU: random shapes of every kernel against float64, repeats, CUDA graphs, memory, compilation
 test-gpu: gpu $(STAMP)

@@ -12,6 +12,8 @@ import torch
 from compactattn import Bias, Mask, attend, entmax, parse
 from compactattn.kernels import FAMILY, RULES, encode
 
+# the interpreter multiplies with NumPy, whose fp32 products differ by machine; 9 were seen with ReLUmax, whose best key sums ds
+ULPS = 12
 KERNELS = [
     "gaussian",
     "epanechnikov",
@@ -98,4 +100,4 @@ def check(inputs, do, kernel, mask, **options):
             # the sums cancel: a number added to a whole row changes nothing
             size = do.double().norm() * inputs[2].detach().double().norm(dim=-1).max()
         factor = 2 if name == "out" else 3
-        assert error <= factor * allowed + 4 * eps * size, f"{name}: {error:.2e}, allowed {allowed:.2e}, size {size:.2e}"
+        assert error <= factor * allowed + ULPS * eps * size, f"{name}: {error:.2e}, allowed {allowed:.2e}, size {size:.2e}"

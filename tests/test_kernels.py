@@ -53,6 +53,19 @@ def test_classical_and_attention_names_are_the_same_kernels():
     assert parse("topk_epanechnikov(5)") == parse("topk_rectified(5, r=1)")
 
 
+def test_a_power_of_order_zero_is_the_step_by_its_own_name():
+    for power, step in (
+        ("relumax(r=0)", "margin"),
+        ("0-ReLUmax", "margin"),
+        ("relumax(0, b=2)", "margin(b=2)"),
+        ("rectified(r=0)", "ball"),
+        ("topk_rectified(3, r=0)", "topk_uniform(3)"),
+    ):
+        assert parse(power) == parse(step)
+        assert str(parse(power)) == str(parse(step))
+        assert str(parse(power)).startswith(step.partition("(")[0])
+
+
 @pytest.mark.parametrize(
     ("written", "text"),
     [

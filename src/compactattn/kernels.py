@@ -213,7 +213,7 @@ def triweight() -> Kernel:
 
 
 def rectified(r: float = 1.0, b: float = 0.5) -> Kernel:
-    """Fixed bandwidth: w_i ∝ [1 − ‖k_i − q‖²/h²]₊^r, h² = 2b/scale; uniform where nothing is in reach."""
+    """Fixed bandwidth: w_i ∝ [1 − ‖k_i − q‖²/h²]₊^r, h² = 2b/scale; uniform where nothing is in reach. r = 0 is `ball`."""
     return Kernel(Profile(r), Fixed(b))
 
 
@@ -223,7 +223,7 @@ def norm_relu() -> Kernel:
 
 
 def relumax(r: float = 1.0, b: float = 1.0) -> Kernel:
-    """r-ReLUmax: w_i ∝ [b + s_i − max s]₊^r (paper Eq. 11)."""
+    """r-ReLUmax: w_i ∝ [b + s_i − max s]₊^r (paper Eq. 11), for r ≥ 1; r = 0 is the step, and so `margin`."""
     return Kernel(Profile(r), Anchored(b))
 
 
@@ -238,7 +238,7 @@ def topk_uniform(k: int) -> Kernel:
 
 
 def topk_rectified(k: int, r: float = 1.0) -> Kernel:
-    """Compact kNN, new: w_i ∝ [s_i − s_(k)]₊^r; the k-th neighbour marks the edge and weighs nothing."""
+    """Compact kNN, new: w_i ∝ [s_i − s_(k)]₊^r; the k-th neighbour is the edge and weighs nothing. r = 0 is `topk_uniform`."""
     return Kernel(Profile(r), Nearest(k))
 
 

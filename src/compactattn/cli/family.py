@@ -97,7 +97,8 @@ class Description(NamedTuple):
 HEADINGS = Description("kernel", "also", "profile", "rule", "weights", "in the paper")
 LEGEND = (
     "s = scale·q·k are the scores of a row, max s the best, s₍ₖ₎ the k-th largest;"
-    "\n[x]₊ is x where positive, else 0; / Σ divides by the sum over the row."
+    "\n[x]₊ is x where positive, else 0; / Σ divides by the sum over the row;"
+    "\nr is at least 1, or 0 for the step: relumax(r=0) is margin, rectified(r=0) is ball."
 )
 EXAMPLES = {"k": 4, "alpha": 1.25}  # for the arguments that have no default
 

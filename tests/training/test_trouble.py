@@ -189,17 +189,17 @@ class Signalling(Numbers):
 def test_ctrl_c_finishes_the_step_saves_and_says_how_to_go_on(tmp_path, number):
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with pytest.raises(Interrupted) as caught:
-        run(tmp_path / "stopped", stream=Signalling(7 * 8, number))
-    stopped = checkpoints.load(tmp_path / "stopped").step
+        run(tmp_path / "a stop", stream=Signalling(7 * 8, number))
+    stopped = checkpoints.load(tmp_path / "a stop").step
     assert stopped in (7, 8)  # the batch of step 8 is drawn during step 7
     assert (
         str(caught.value)
-        == f"stopped after step {stopped} of 12 and saved; `compactattn resume {tmp_path / 'stopped'}` goes on from there"
+        == f"stopped after step {stopped} of 12 and saved; `compactattn resume '{tmp_path / 'a stop'}'` goes on from there"
     )
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
-    run(tmp_path / "stopped", resume=True)
+    run(tmp_path / "a stop", resume=True)
     run(tmp_path / "peace")
-    assert result(tmp_path / "stopped") == result(tmp_path / "peace")
+    assert result(tmp_path / "a stop") == result(tmp_path / "peace")
 
 
 @pytest.mark.parametrize("validating", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -165,7 +166,7 @@ def demo(out: Path = Path("demo"), kernels: str = "gaussian,sparsemax,biweight")
     print(f"Associative recall: {len(names)} small models learn on sources of 16 to 32 tokens and are tested on longer ones.")
     sweep_length_gen(kernels=kernels, device="cpu", samples=500, jobs=len(names), out=out)
     last = out / name_run(configure_variant("mqmtar", names[-1]))
-    print(f"Open it in a browser; let a model answer with `compactattn generate {last}`.")
+    print(f"Open it in a browser; let a model answer with `compactattn generate {shlex.quote(str(last))}`.")
 
 
 # -- what they do ---------------------------------------------------------------------------------

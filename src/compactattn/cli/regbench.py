@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -283,7 +284,7 @@ def print_search(todo: Sequence[Job], out: Path) -> None:
     console().print(table)
     path = out / "recipe.json"
     path.write_text(json.dumps(in_context.write_recipe(ranked[0].config), indent=2) + "\n")
-    print(f"\nThe best is in {path}; use it with: compactattn sweep regbench --recipe {path}")
+    print(f"\nThe best is in {path}; use it with: compactattn sweep regbench --recipe {shlex.quote(str(path))}")
 
 
 def answer(run: Path, asked: Asked) -> None:

@@ -161,10 +161,11 @@ def show_run(config: RunConfig, folder: Path, voice: Voice) -> None:
     """Tests a trained run, shows how well it did and what can be done with it."""
     voice.evaluate_and_show(folder, config.training.device)
     prompt = f" --prompt {shlex.quote(voice.choose_prompt(config))}" if voice.choose_prompt else ""
-    print(f"\nNext: compactattn report {folder} --out report")
-    print(f"      compactattn generate {folder}{prompt}")
+    named = shlex.quote(str(folder))
+    print(f"\nNext: compactattn report {named} --out report")
+    print(f"      compactattn generate {named}{prompt}")
     if config.model.architecture in ("mosaic", "transformer"):
-        print(f"      compactattn inspect {folder}")
+        print(f"      compactattn inspect {named}")
 
 
 def finish_sweep(todo: Sequence[Job], jobs: int, out: Path, show: Callable[[Sequence[Job]], None]) -> None:

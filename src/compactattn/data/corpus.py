@@ -10,6 +10,7 @@ Shapes: B batch, T time.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,7 +47,7 @@ class Corpus:
         except NotADirectoryError:
             raise ValueError(
                 f"{str(folder)!r} is a file, not a prepared corpus; prepare it:"
-                f" compactattn data text {folder} --out data/{name_corpus(folder)}"
+                f" compactattn data text {shlex.quote(str(folder))} --out {shlex.quote(f'data/{name_corpus(folder)}')}"
             ) from None
         except FileNotFoundError:
             if (folder / JOURNAL).is_file():

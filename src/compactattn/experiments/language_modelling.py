@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -358,7 +359,8 @@ def _find(data: Data, where: str) -> Path:
     file = where if Path(where).suffix else f"{where}.txt"
     raise ValueError(
         f"{where!r} is neither a prepared corpus nor a text file, here, in data/ or beside the corpus of the run; prepare it,"
-        f" as in: compactattn data text {file} --tokenizer {data.tokenizer} --out data/{name_corpus(Path(file))}"
+        f" as in: compactattn data text {shlex.quote(file)} --tokenizer {data.tokenizer}"
+        f" --out {shlex.quote(f'data/{name_corpus(Path(file))}')}"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from compactattn.training import checkpoint
@@ -38,7 +39,9 @@ def check_folder(config: RunConfig, folder: Path) -> None:
     held = f"{folder} already holds a run" + (f" of another config ({'; '.join(changed)})" if changed else "")
     if old and is_trained(folder, old):
         raise RunError(f"{held}, which is complete; choose another folder with --out")
-    raise RunError(f"{held}; go on with that one: compactattn resume {folder}; or choose another folder with --out")
+    raise RunError(
+        f"{held}; go on with that one: compactattn resume {shlex.quote(str(folder))}; or choose another folder with --out"
+    )
 
 
 def is_trained(folder: Path, config: RunConfig) -> bool:

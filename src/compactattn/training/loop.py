@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -231,7 +232,7 @@ class Loop:
         self.save(step)
         if self.stop:
             done = self.exhausted or step == training.steps
-            rest = "the run is complete" if done else f"`compactattn resume {self.folder}` goes on from there"
+            rest = "the run is complete" if done else f"`compactattn resume {shlex.quote(str(self.folder))}` goes on from there"
             raise Interrupted(f"stopped after step {step} of {training.steps} and saved; {rest}", self.interrupt.number)
         return self.summarise(step, time.monotonic() - began)
 

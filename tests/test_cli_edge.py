@@ -1,0 +1,46 @@
+"""The edge of the command line: what it prints can be typed, and what it refuses is told in one sentence."""
+
+import re
+import shlex
+
+import pytest
+from tests.experiments.lm_examples import make_corpus
+
+from compactattn import cli
+
+TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--batch", "4", "--device", "cpu"]
+
+
+def refuse(capsys, *arguments):
+    """What the command says on stderr as it refuses: one line, status 2, nothing on stdout."""
+    with pytest.raises(SystemExit) as exit:
+        cli.main([str(argument) for argument in arguments])
+    assert exit.value.code == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    (line,) = said.err.strip().splitlines()
+    assert line.startswith("compactattn: ")
+    return line.removeprefix("compactattn: ")
+
+
+# -- commands that are printed -------------------------------------------------------------------
+
+
+def test_a_printed_command_can_be_typed_also_where_a_folder_has_spaces(tmp_path, capsys):
+    corpus = make_corpus(tmp_path / "my stories").folder
+    folder = tmp_path / "my run"
+    train = ["train", "lm", "--data", str(corpus), *TINY, "--length", "24", "--out", str(folder)]
+    cli.main([*train, "--steps", "4"])
+    said = capsys.readouterr().out
+    printed = [shlex.split(line) for line in re.findall(r"compactattn (\w+ .*)", said)]
+    assert [words[:2] for words in printed] == [[name, str(folder)] for name in ("report", "generate", "inspect")]
+    said = refuse(capsys, "evaluate", folder, "--data", "a book", "--device", "cpu")
+    assert said.endswith("compactattn data text 'a book.txt' --tokenizer bytes --out 'data/a book'")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "checkpoint.json").unlink()
+    said = refuse(capsys, *train, "--steps", "4")
+    assert f"go on with that one: compactattn resume '{folder}';" in said
+    text = tmp_path / "one story.txt"
+    text.write_text("Once upon a time.")
+    said = refuse(capsys, "train", "lm", "--data", text)
+    assert said.endswith(f"compactattn data text '{text}' --out 'data/one story'")

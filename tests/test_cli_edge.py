@@ -44,3 +44,17 @@ def test_a_printed_command_can_be_typed_also_where_a_folder_has_spaces(tmp_path,
     text.write_text("Once upon a time.")
     said = refuse(capsys, "train", "lm", "--data", text)
     assert said.endswith(f"compactattn data text '{text}' --out 'data/one story'")
+
+
+# -- paths ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["train", "sweep"])
+def test_a_corpus_that_is_not_there_is_told_from_a_folder_without_one(command, tmp_path, capsys):
+    nowhere = tmp_path / "no where"
+    said = refuse(capsys, command, "lm", "--data", nowhere)
+    assert said == (
+        f"'{nowhere}' does not exist; name the folder of a prepared corpus, or make one, as in:"
+        f" compactattn data demo-stories --out '{nowhere}'"
+    )
+    assert "is no prepared corpus: it has no meta.json" in refuse(capsys, command, "lm", "--data", tmp_path)

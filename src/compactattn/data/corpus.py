@@ -52,6 +52,11 @@ class Corpus:
         except FileNotFoundError:
             if (folder / JOURNAL).is_file():
                 raise ValueError(f"the corpus in {str(folder)!r} is unfinished; run the command that began it again") from None
+            if not folder.exists():
+                raise ValueError(
+                    f"{str(folder)!r} does not exist; name the folder of a prepared corpus, or make one, as in:"
+                    f" compactattn data demo-stories --out {shlex.quote(str(folder))}"
+                ) from None
             raise ValueError(
                 f"{str(folder)!r} is no prepared corpus: it has no {META}; make one, as in: compactattn data demo-stories"
             ) from None

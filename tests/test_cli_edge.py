@@ -7,6 +7,7 @@ import pytest
 from tests.experiments.lm_examples import make_corpus
 
 from compactattn import cli
+from compactattn.cli import lm
 
 TINY = ["--layers", "1", "--width", "16", "--heads", "2", "--batch", "4", "--device", "cpu"]
 
@@ -58,3 +59,18 @@ def test_a_corpus_that_is_not_there_is_told_from_a_folder_without_one(command, t
         f" compactattn data demo-stories --out '{nowhere}'"
     )
     assert "is no prepared corpus: it has no meta.json" in refuse(capsys, command, "lm", "--data", tmp_path)
+
+
+# -- options that two commands share -------------------------------------------------------------
+
+
+def test_a_sweep_of_language_models_takes_the_output_layer_that_training_takes(tmp_path, monkeypatch):
+    swept = []
+    monkeypatch.setattr(lm, "finish_sweep", lambda todo, *rest: swept.extend(todo))
+    corpus = make_corpus(tmp_path / "stories").folder
+    command = ["sweep", "lm", "--data", str(corpus), "--kernels", "gaussian,transformer", "--device", "cpu"]
+    cli.main([*command, "--output", "plain", "--out", str(tmp_path / "out")])
+    assert [job.config.model.output for job in swept] == ["plain", "plain"]
+    assert [job.folder.name for job in swept] == ["stories-mosaic-gaussian-plain-2-0", "stories-transformer-gaussian-plain-2-0"]
+    cli.main([*command, "--out", str(tmp_path / "out")])
+    assert [job.config.model.output for job in swept[2:]] == ["", ""]

@@ -142,6 +142,7 @@ def sweep_lm(
     seeds: int = 1,
     preset: Preset = "cpu-quick",
     steps: int | None = None,
+    output: Literal["scaled", "plain"] | None = None,
     ood: str = "",
     device: str = "auto",
     samples: int = 1000,
@@ -164,6 +165,7 @@ def sweep_lm(
         seeds: How many, counted from 0.
         preset: cpu-quick, gpu-short or paper; see `compactattn train lm --help`.
         steps: Updates of the weights, if other than the preset's.
+        output: Of every model: scaled, as in Memory Mosaics, or plain, as in GPT-2; by default each model's own.
         ood: Other texts that each model is tested on, out of its distribution: prepared corpora or text files, separated by
             commas, each with a name of your own before "=" if you like.
         device: auto, cpu, cuda or cuda:1.
@@ -175,7 +177,9 @@ def sweep_lm(
     choose_device(device)
     variants, corpus = split_kernels(kernels), open_corpus(data)
     configs = [
-        configure(corpus, preset, *read_variant(variant), layers, seed, None, {}, {"steps": steps, "device": device})
+        configure(
+            corpus, preset, *read_variant(variant), layers, seed, None, {"output": output}, {"steps": steps, "device": device}
+        )
         for seed in range(seeds)
         for variant in variants
     ]

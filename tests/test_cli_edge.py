@@ -74,3 +74,34 @@ def test_a_sweep_of_language_models_takes_the_output_layer_that_training_takes(t
     assert [job.folder.name for job in swept] == ["stories-mosaic-gaussian-plain-2-0", "stories-transformer-gaussian-plain-2-0"]
     cli.main([*command, "--out", str(tmp_path / "out")])
     assert [job.config.model.output for job in swept[2:]] == ["", ""]
+
+
+# -- words that an option does not know ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train regbench --model nosuch", "--model 'nosuch' is unknown; choose one of mosaic, transformer, s4d, h3, gla"),
+        ("train regbench --model=nosuch", "--model 'nosuch' is unknown; choose one of mosaic, transformer, s4d, h3, gla"),
+        ("train lm --model gla", "--model 'gla' is unknown; choose one of mosaic, transformer"),
+        ("train lm --data plane --output plane", "'plane' is unknown; choose one of scaled, plain"),
+        ("train length-gen --task sing", "--task 'sing' is unknown; choose one of mqmtar, sort, reverse, copy"),
+        ("train length-gen --as-released x", "--as-released 'x' is unknown; choose one of efficient, plain"),
+        ("train length-gen --precision fp8", "--precision 'fp8' is unknown; choose one of fp32, bf16"),
+        ("sweep length-gen --preset gpu", "--preset 'gpu' is unknown; choose one of cpu-quick, gpu-short, paper"),
+        ("sweep regbench --models nosuch", "model 'nosuch' is unknown; choose among mosaic, transformer"),
+        ("evaluate RUN --mode forced", "--mode 'forced' is unknown; choose one of teacher-forced, free-running"),
+        ("data text FILE --tokenizer words", "--tokenizer 'words' is unknown; choose one of gpt2, bytes"),
+    ],
+)
+def test_a_word_that_an_option_does_not_know_is_told_in_one_sentence(command, words, capsys):
+    assert refuse(capsys, *command.split()).startswith(words)
+
+
+def test_help_still_names_the_words_that_an_option_knows(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "regbench", "--help"])
+    shown = capsys.readouterr().out
+    assert "--model {mosaic,transformer,s4d,h3,gla,retnet,mamba}" in shown
+    assert "--preset {cpu-quick,gpu-short,paper}" in shown

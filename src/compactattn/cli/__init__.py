@@ -35,7 +35,7 @@ from collections.abc import Sequence
 
 import compactattn
 from compactattn.cli import bench, data, family, inspection, laboratory  # noqa: F401  registers the commands
-from compactattn.cli.app import Stopped, UsageError, app
+from compactattn.cli.app import Stopped, UnknownChoice, UsageError, app, reading
 from compactattn.training.config import RunError
 from compactattn.training.distributed import leads
 from compactattn.training.interrupt import Interrupted
@@ -53,10 +53,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"compactattn {compactattn.__version__}")
         return
     try:
-        app.cli(prog="compactattn", description=__doc__, args=arguments or ["--help"])
+        app.cli(prog="compactattn", description=__doc__, args=arguments or ["--help"], registry=reading)
     except (UsageError, Stopped, RunError) as error:
         if leads():  # one process of several speaks for all
-            print(f"compactattn: {error}", file=sys.stderr)
+            told = error.name_option(arguments) if isinstance(error, UnknownChoice) else error
+            print(f"compactattn: {told}", file=sys.stderr)
         sys.exit(128 + error.number if isinstance(error, Stopped | Interrupted) else 2)
     except KeyboardInterrupt:
         print("compactattn: stopped", file=sys.stderr)

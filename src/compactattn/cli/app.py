@@ -6,9 +6,13 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 from rich.console import Console
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 from tyro.extras import SubcommandApp
 
 from compactattn.kernels import Kernel, parse
@@ -24,12 +28,45 @@ class UsageError(Exception):
     """What the user can put right: told in one sentence, with no traceback."""
 
 
+class UnknownChoice(UsageError):
+    """A word that is none of those an option may be."""
+
+    def __init__(self, word: str, known: Sequence[str]) -> None:
+        super().__init__(f"{word!r} is unknown; choose one of {', '.join(filter(None, known))}")
+        self.word = word
+
+    def name_option(self, arguments: Sequence[str]) -> str:
+        """The sentence, begun with the option that the word was given to where only one has it."""
+        pairs = [*pairwise(arguments), *(argument.partition("=")[::2] for argument in arguments)]
+        found = {option for option, word in pairs if option.startswith("--") and word == self.word}
+        return f"{found.pop()} {self}" if len(found) == 1 else str(self)
+
+
 class Stopped(Exception):
     """A signal has ended the command in good order: told in one sentence."""
 
     def __init__(self, message: str, number: int = signal.SIGINT) -> None:
         super().__init__(message)
         self.number = number  # of the signal
+
+
+reading = ConstructorRegistry()  # of arguments, where tyro's own way would not do
+
+
+@reading.primitive_rule
+def _read_choice(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[str] | None:
+    """One of a Literal's words: any other is refused as all mistakes are, and not in a box of the parser's."""
+    if get_origin(info.type) is not Literal:
+        return None
+    known = get_args(info.type)
+
+    def read(given: list[str]) -> str:
+        if given[0] not in known:
+            raise UnknownChoice(given[0], known)
+        return given[0]
+
+    metavar = f"{{{','.join(filter(None, known))}}}"
+    return PrimitiveConstructorSpec(1, metavar, read, lambda word: word in known, lambda word: [word])
 
 
 def console() -> Console:

@@ -298,11 +298,24 @@ def test_generate_goes_on_with_a_language(regbench, capsys):
     assert "'z' in 'abz' is no letter from a to h" in refuse(["generate", run, "--prompt", "abz", "--device", "cpu"], capsys)
 
 
-def test_a_rate_that_is_given_falls_to_a_tenth_of_itself(tmp_path):
+def test_help_tells_the_languages_that_each_preset_has(capsys):
+    with pytest.raises(SystemExit):
+        cli.main(["train", "regbench", "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    published, easier = shown.split("as published, or with cpu-quick, the default, an easier task: ")
+    for preset, told in (("paper", published), ("gpu-short", published), ("cpu-quick", easier)):
+        languages = in_context.Data.of(in_context.PRESETS[preset]("mosaic", 1000)).make_languages()
+        low, high = languages.strings
+        assert f"{low} to {high} of up to {languages.string_length[1]} letters" in told
+        assert "and {} to {} states".format(*languages.states) in told
+
+
+def test_a_rate_that_is_given_falls_to_a_tenth_of_itself(tmp_path, capsys):
     few = ["train", "regbench", "--examples", "64", "--epochs", "1", "--device", "cpu", "--no-evaluate", "--rate", "1e-3"]
     cli.main([*few, "--out", str(tmp_path / "run")])
     training = checkpoint.load_config(tmp_path / "run").training
     assert (training.rate, training.final_rate) == (1e-3, 1e-4)
+    assert "64 examples of 6 to 10 strings, 4 to 6 states:" in capsys.readouterr().out
 
 
 def test_a_search_writes_the_recipe_with_the_lowest_validation_loss(regbench, tmp_path, capsys, monkeypatch):

@@ -78,15 +78,16 @@ def train_regbench(
 
     compactattn train regbench --model mamba --examples 2500 --preset paper
 
-    Each example holds 10 to 19 strings of a random automaton of its own. The weights of the epoch with the lowest
-    validation loss are kept. Ctrl-C saves; `compactattn resume RUN` goes on from there.
+    Each example holds strings of a random automaton of its own: 10 to 19 of up to 49 letters, and 4 to 12 states, as published,
+    or with cpu-quick, the default, an easier task: 6 to 10 of up to 12 letters, and 4 to 6 states. The weights of the epoch
+    with the lowest validation loss are kept. Ctrl-C saves; `compactattn resume RUN` goes on from there.
 
     Args:
         model: A Memory Mosaic, a transformer with learned positions, or a recurrent mixer with an MLP (Mamba without).
         kernel: Of a mosaic or a transformer; any of `compactattn kernels`, as in "relumax(r=2)".
         examples: Languages to train on, one example each.
-        preset: cpu-quick (small languages and models, minutes on two cores), gpu-short (the published data, at most 100
-            epochs) or paper (200 epochs).
+        preset: cpu-quick (easier languages and a smaller model than published, minutes on two cores), gpu-short (the published
+            data and models, at most 100 epochs) or paper (200 epochs).
         recipe: A recipe.json of `compactattn sweep regbench --search`, in place of the preset's size and weight decay.
         seed: Of the first weights and of the order of the examples; the languages are the same for every seed.
         epochs: At most; the preset's if not given.
@@ -221,7 +222,9 @@ def read_variant(name: str) -> tuple[str, str]:
 
 def describe(config: RunConfig) -> str:
     size = describe_model(config.model, has_kernel=config.model.architecture in in_context.WITH_KERNEL)
-    return f"{size}, {config.data['examples']:,} examples"
+    languages = in_context.Data.of(config).make_languages()
+    of = f"{languages.strings[0]} to {languages.strings[1]} strings, {languages.states[0]} to {languages.states[1]} states"
+    return f"{size}, {config.data['examples']:,} examples of {of}"
 
 
 def name_run(config: RunConfig) -> str:

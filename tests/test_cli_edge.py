@@ -105,3 +105,42 @@ def test_help_still_names_the_words_that_an_option_knows(capsys):
     shown = capsys.readouterr().out
     assert "--model {mosaic,transformer,s4d,h3,gla,retnet,mamba}" in shown
     assert "--preset {cpu-quick,gpu-short,paper}" in shown
+
+
+# -- prompts -------------------------------------------------------------------------------------
+
+
+def test_a_prompt_longer_than_allowed_is_refused_before_anything_is_written(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COMPACTATTN_CACHE", str(tmp_path / "cache"))
+    corpus, story = make_corpus(tmp_path / "stories").folder, tmp_path / "story"
+    cli.main(
+        ["train", "lm", "--data", str(corpus), *TINY, "--length", "24", "--steps", "2", "--no-evaluate", "--out", str(story)]
+    )
+    ask = ["generate", story, "--tokens", "2", "--device", "cpu", "--save"]
+    capsys.readouterr()
+    most = 64 * 24
+    said = refuse(capsys, *ask, "--prompt", "Once", "--prompt", "a" * (most + 1))
+    assert said == (
+        "prompt 2 of 2 has 1,537 tokens, and this model takes at most 1,536, 64 times the 24 it was trained on;"
+        " shorten it, or allow it with --longest-prompt 1537"
+    )
+    assert not (story / "stories.jsonl").exists()
+    said = refuse(capsys, *ask, "--prompt", "Once", "--longest-prompt", "3")
+    assert said.startswith("the prompt has 4 tokens, and this model takes at most 3; shorten it, or allow it with")
+    assert refuse(capsys, *ask, "--longest-prompt", "0") == "longest_prompt = 0 must be at least 1"
+    for prompt, more in (("a" * most, []), ("a" * (most + 1), ["--longest-prompt", str(most + 1)])):
+        cli.main([str(word) for word in (*ask, "--prompt", prompt, *more)])
+        assert capsys.readouterr().out.startswith(prompt)
+
+
+@pytest.mark.parametrize(("experiment", "prompt"), [("length-gen", "7 4 [1] 9 3 [0] [2] 7 4"), ("regbench", "ab|a")])
+def test_every_experiment_has_a_longest_prompt(experiment, prompt, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COMPACTATTN_CACHE", str(tmp_path / "cache"))
+    few = {"length-gen": ["--steps", "1", "--batch", "4"], "regbench": ["--examples", "32", "--epochs", "1"]}[experiment]
+    size = ["--layers", "1", "--width", "16", "--heads", "2", "--device", "cpu", "--no-evaluate"]
+    cli.main(["train", experiment, *size, *few, "--out", str(tmp_path / "run")])
+    capsys.readouterr()
+    ask = ["generate", tmp_path / "run", "--tokens", "1", "--device", "cpu"]
+    assert "this model takes at most 3; shorten it" in refuse(capsys, *ask, "--prompt", prompt, "--longest-prompt", "3")
+    filler = "|" * 8257 if experiment == "regbench" else prompt.replace("[2]", "1 2 [1] 3 4 [0] " * 700 + "[2]")
+    assert ", 64 times the " in refuse(capsys, *ask, "--prompt", filler)

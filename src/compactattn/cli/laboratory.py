@@ -127,6 +127,7 @@ def generate(
     prompt: tyro.conf.UseAppendAction[tuple[str, ...]] = (),
     prompts_file: Path | None = None,
     tokens: int = 256,
+    longest_prompt: int | None = None,
     temperature: float | None = None,
     top_k: int = 0,
     top_p: float = 1.0,
@@ -153,6 +154,8 @@ def generate(
             regular language; by default a new story, or one of the test set. Given several times, all are answered at once.
         prompts_file: A prompt in each line, beside those given.
         tokens: The most to write; the model stops at <eos>, where its task has one, or at the end of a story.
+        longest_prompt: Tokens of a prompt, at most: a longer one is refused. By default 64 times the length of training, as far
+            as the paper tests, or what learned positions are for. The time before the first token grows with it.
         temperature: 0 takes the likeliest token, 1 draws as the model believes; by default 0.8 for stories, else 0.
         top_k: Draw from the k likeliest tokens; 0 stands for all.
         top_p: Draw from the likeliest tokens that make up this share of the probability.
@@ -163,7 +166,9 @@ def generate(
         save: Keep the stories in RUN/stories.jsonl, for the report.
         device: auto, cpu or cuda.
     """
-    require_counts(tokens=(tokens, 1), samples=(samples, 1))
+    require_counts(
+        tokens=(tokens, 1), samples=(samples, 1), longest_prompt=(1 if longest_prompt is None else longest_prompt, 1)
+    )
     for given in prompt:
         require_text("--prompt", given)
     try:
@@ -172,7 +177,7 @@ def generate(
         commands = _commands_of(run)
         if temperature is None:
             sampling = replace(sampling, temperature=commands.TEMPERATURE)
-        commands.answer(run, Asked(prompts, Wish(tokens, sampling, seed, stop), device, samples, save))
+        commands.answer(run, Asked(prompts, Wish(tokens, sampling, seed, stop), device, samples, save, longest_prompt))
     except ValueError as error:  # as where learned positions come to their end
         raise UsageError(str(error)) from error
 

@@ -264,6 +264,7 @@ def answer(run: Path, asked: Asked) -> None:
             given = task.read_prompt(prompt)
         else:
             given = task.split(length_gen.open_test_set(trained.config, data.longest).tokens(wish.seed, 1)[0])[0]
+        asked.check_lengths(trained.config, [given])
         expected = task.render(task.solve(given))
     except ValueError as error:
         raise UsageError(str(error)) from error

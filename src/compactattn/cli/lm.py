@@ -328,6 +328,7 @@ def answer(run: Path, asked: Asked) -> None:
         )
     teller = Teller.open(run, asked.device)
     prompts = [prompt for prompt in asked.prompts or ("",) for _ in range(asked.samples)]
+    asked.check_lengths(teller.trained.config, [teller.tokenizer.encode(prompt) for prompt in prompts])
     began = time.monotonic()
     told = [teller.stream(prompts[0], wish)] if len(prompts) == 1 else teller.tell(prompts, wish)
     lines = []

@@ -298,6 +298,7 @@ def answer(run: Path, asked: Asked) -> None:
         start = in_context.begin(trained.config, prompt, wish.seed)
     except ValueError as error:
         raise UsageError(str(error)) from error
+    asked.check_lengths(trained.config, [start.tokens])
     longest = trained.config.model.longest
     if longest and len(start.tokens) > longest:
         raise UsageError(

@@ -33,6 +33,7 @@ from compactattn.training.divergence import Diverged
 from compactattn.training.interrupt import Interrupted
 
 Preset = Literal["cpu-quick", "gpu-short", "paper"]
+FURTHEST = 64  # times the length of training: what the paper tests, and where prompts end unless told otherwise
 FEW = 4  # runs up to which each is named in a line of progress
 SECONDS_BETWEEN_LINES = 30  # where there is no terminal to draw bars on
 
@@ -46,12 +47,26 @@ class Asked:
     device: str
     samples: int = 1  # from each prompt
     save: bool = False
+    longest: int | None = None  # tokens of a prompt that are allowed, where other than usual
 
     def only_prompt(self, title: str) -> str:
         """The prompt, empty where there is none; more than an experiment with one answer can do is refused."""
         if len(self.prompts) > 1 or self.samples > 1 or not self.wish.stop or self.save:
             raise UsageError(f"several prompts, --samples, --no-stop and --save are for language modelling, not for {title}")
         return self.prompts[0] if self.prompts else ""
+
+    def check_lengths(self, config: RunConfig, prompts: Sequence[Sequence[int]]) -> None:
+        """Refuses a prompt that is longer than allowed, before any is answered; learned positions say so themselves."""
+        trained = experiment_of(config).window(config)
+        most = FURTHEST * trained if self.longest is None else self.longest
+        for number, tokens in enumerate(prompts, start=1):
+            if len(tokens) > most and not config.model.longest:
+                which = f"prompt {number} of {len(prompts)}" if len(prompts) > 1 else "the prompt"
+                why = f", {FURTHEST} times the {trained} it was trained on" if self.longest is None else ""
+                raise UsageError(
+                    f"{which} has {len(tokens):,} tokens, and this model takes at most {most:,}{why};"
+                    f" shorten it, or allow it with --longest-prompt {len(tokens)}"
+                )
 
 
 @dataclass(frozen=True)

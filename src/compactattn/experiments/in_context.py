@@ -228,6 +228,11 @@ def read(config: RunConfig, text: str) -> tuple[list[int], list[str]]:
     return tokens, list(text)
 
 
+def window(config: RunConfig) -> int:
+    """Tokens of the longest example that training may show."""
+    return Data.of(config).make_languages().longest
+
+
 class Beginning(NamedTuple):
     """Strings to go on from and, where they are of a test language, its edges (S, A) and the state they lead to."""
 

@@ -295,6 +295,11 @@ def read(config: RunConfig, text: str) -> tuple[list[int], list[str]]:
     return tokens, name_tokens(tokenizer, tokens)
 
 
+def window(config: RunConfig) -> int:
+    """Tokens of a window, which are all that training shows at a time."""
+    return Data.of(config).length
+
+
 def name_tokens(tokenizer: Tokenizer, tokens: list[int]) -> list[str]:
     return [tokenizer.decode([token]) for token in tokens]
 

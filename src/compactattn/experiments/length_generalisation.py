@@ -140,6 +140,12 @@ def read(config: RunConfig, text: str) -> tuple[list[int], list[str]]:
     return tokens, [task.render([token]) for token in tokens]
 
 
+def window(config: RunConfig) -> int:
+    """Tokens of the longest sequence that training shows: its prompt and its answer."""
+    data = Data.of(config)
+    return data.make_task().prompt_length(data.longest) + data.make_task().answer_length(data.longest)
+
+
 Progress = Callable[[int, int, int], None]  # length, samples done, samples in all
 
 

@@ -31,6 +31,10 @@ class Experiment(Protocol):
         """The tokens of a text that a person typed, and the words to show for them; a ValueError tells what is no word."""
         ...
 
+    def window(self, config: RunConfig) -> int:
+        """Tokens of the longest sequence that training shows."""
+        ...
+
     def complete_evaluation(self, config: RunConfig, folder: Path, samples: int, device: str = "auto") -> None:
         """Evaluates a trained run where it has not been."""
         ...

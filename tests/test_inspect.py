@@ -14,8 +14,9 @@ from compactattn.cli.inspection import shade_words
 from compactattn.cli.work import inspect_runs
 from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.runs import open_run
-from compactattn.memory.inspection import Used
+from compactattn.memory.inspection import Used, summarise
 from compactattn.report.page import write_report
+from compactattn.report.runs import read_run
 
 TINY = ["--layers", "2", "--width", "16", "--heads", "2", "--device", "cpu", "--no-evaluate"]
 PROMPT = "7 4 [1] 9 3 [0] [2] 7 4"
@@ -143,3 +144,68 @@ def test_a_report_names_the_runs_that_it_looks_into_and_those_it_does_not(runs, 
     page = write_report([make_run()], tmp_path / "report", inspections, notes).read_text(encoding="utf-8")
     assert f"on the first test example of the run: 1-ReLUmax, {runs / 'recall'}, trained on mqmtar; sparsemax, " in page
     assert all(note in page for note in notes)
+
+
+# -- kept for the report -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["recall", "transformer"])
+def test_a_text_that_is_kept_comes_into_the_report_with_every_layer(name, runs, tmp_path, capsys):
+    run = shutil.copytree(runs / name, tmp_path / "my run")
+    shown = inspect(run, capsys, "--text", PROMPT, "--save")
+    assert f"Kept in {run / 'inspections.jsonl'} for: compactattn report '{run}' --out report" in shown
+    cli.main(["evaluate", str(run), "--lengths", "32", "--samples", "5", "--device", "cpu"])
+    cli.main(["report", str(run), "--out", str(tmp_path / "page"), "--device", "cpu"])
+    page = (tmp_path / "page" / "index.html").read_text(encoding="utf-8")
+    markdown = (tmp_path / "page" / "report.md").read_text(encoding="utf-8")
+    for told in (page, markdown):
+        assert f"“{PROMPT}”" in told
+        assert ("h, median" in told) == (name == "recall")
+        assert ("keys used and bandwidth, for every head" in told) == (name == "recall")
+    assert page.count('<td class="used strip">') == 2 * 2  # layers and heads
+    for layer in (1, 2):
+        assert f"layer {layer}: the weights of every head" in page
+        assert (tmp_path / "page" / "figures" / f"text-1-layer-{layer}.png").is_file()
+
+
+def test_what_is_kept_reads_back_as_what_the_model_attends_to(runs, tmp_path, capsys):
+    run = shutil.copytree(runs / "recall", tmp_path / "run")
+    inspect(run, capsys, "--text", PROMPT, "--save", "--position", "9")
+    (kept,) = read_run(run).inspected
+    trained = open_run(run, "cpu")
+    tokens, words = experiment_of(trained.config).read(trained.config, PROMPT)
+    with torch.inference_mode():
+        looks = trained.model.inspect(torch.tensor([tokens]))
+    assert (kept.text, kept.words, kept.step, kept.summary.position) == (PROMPT, tuple(words), 2, 8)
+    expected = summarise(looks, words, 8)
+    for layer, look in enumerate(looks):
+        w = torch.from_numpy(kept.weights[layer])
+        assert torch.equal(w == 0, look.weights[0] == 0)
+        torch.testing.assert_close(w, look.weights[0].double(), rtol=1e-3, atol=0)  # four digits are kept
+        h = torch.stack([head.bandwidth for head in kept.summary.of(layer)])
+        torch.testing.assert_close(
+            h, look.readout.bandwidth[0].masked_fill(look.legal[0] == 0, torch.nan), rtol=1e-3, atol=0, equal_nan=True
+        )
+    assert [head[:4] for head in kept.summary.heads] == [head[:4] for head in expected.heads]
+    assert [[u.position for u in head.used] for head in kept.summary.heads] == [
+        [u.position for u in head.used] for head in expected.heads
+    ]
+
+
+def test_a_text_that_is_kept_again_takes_the_place_of_the_older_one(runs, tmp_path, capsys):
+    run = shutil.copytree(runs / "regbench", tmp_path / "run")
+    for text, position in (("caf|ch", "2"), ("ab|a", "3"), ("caf|ch", "5")):
+        inspect(run, capsys, "--text", text, "--position", position, "--save")
+    assert [(one.text, one.summary.position) for one in read_run(run).inspected] == [("ab|a", 2), ("caf|ch", 4)]
+    inspect(run, capsys, "--text", "ha")
+    assert len(read_run(run).inspected) == 2
+    (run / "inspections.jsonl").write_text("[1]\n")
+    assert "is malformed" in refuse(run, capsys, "--text", "ha", "--save")
+
+
+def test_a_text_too_long_for_a_page_or_for_a_look_is_told_in_one_sentence(runs, capsys):
+    said = refuse(runs / "regbench", capsys, "--text", "a" * 257, "--save")
+    assert said == "a text of 257 tokens is too long to be kept for the report (at most 256); shorten it"
+    assert not (runs / "regbench" / "inspections.jsonl").exists()
+    said = refuse(runs / "regbench", capsys, "--text", "a" * 4097)
+    assert said == "a text of 4,097 tokens is too long to be inspected (at most 4,096); shorten it"

@@ -13,7 +13,7 @@ Examples:
   compactattn report RUN ... --out report
   compactattn resume RUN               go on after Ctrl-C
   compactattn generate RUN             let a model answer a prompt, or tell a story
-  compactattn inspect RUN              which words each head used, and how sparse each layer is
+  compactattn inspect RUN              which words each head used, and how sparse each layer is; --save for the report
   compactattn bench attention          time every kernel on this GPU, beside its peers
   compactattn models                   named sizes with their parameters
   compactattn kernels                  every kernel: how to call it, what it computes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +15,10 @@ from rich.text import Text
 from tyro.conf import Positional
 
 from compactattn.cli.app import UsageError, app, console, require_text
+from compactattn.experiments.inspections import INSPECTIONS, check_length, describe, save_inspection
 from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.runs import open_run
-from compactattn.memory.inspection import HeadSummary, Summary, Used, summarise
+from compactattn.memory.inspection import HeadSummary, Look, Summary, Used, summarise
 from compactattn.report.attended import format_weight, name_word
 from compactattn.training.distributed import choose_device
 
@@ -33,6 +35,7 @@ def inspect(
     layer: int | None = None,
     head: int | None = None,
     position: int | None = None,
+    save: bool = False,
     device: str = "auto",
 ) -> None:
     """Show which past tokens each head really used, how far its kernel reached, and how sparse each layer is.
@@ -43,7 +46,10 @@ def inspect(
 
     compactattn inspect runs/regbench/mosaic-biweight-1000-0 --text "cafca|caf|ch" --position 9
 
-    Layers, heads and positions are numbered from 1.
+    compactattn inspect runs/lm/demo-stories-mosaic-triweight-2-0 --text "The fox took the red kite" --save
+
+    Layers, heads and positions are numbered from 1. With --save the text comes into `compactattn report RUN` too: every layer
+    and head at every position.
 
     Args:
         run: Folder of the run.
@@ -51,6 +57,7 @@ def inspect(
         layer: Whose heads to show; by default the last.
         head: One head of the layer, with every token it used; by default all, with the heaviest tokens of each.
         position: Of the token that looks back; by default the last.
+        save: Keep what all layers do with the text in RUN/inspections.jsonl, for the report; at most 256 tokens.
         device: auto, cpu or cuda.
     """
     choose_device(device)
@@ -63,11 +70,19 @@ def inspect(
         at = _index("position", position, len(words), "tokens")
         shown = _index("layer", layer, model.layers, "layers")
         chosen = None if head is None else _index("head", head, model.heads, "heads")
+        if not 0 < model.longest < len(words):  # of learned positions the model itself tells
+            check_length(words, save)
         with torch.inference_mode():
-            summary = summarise(trained.model.looks(torch.tensor([tokens], device=trained.device)), words, at)
+            looks: Iterable[Look] = trained.model.looks(torch.tensor([tokens], device=trained.device))
+            looks = list(looks) if save else looks
+            summary = summarise(looks, words, at)
     except ValueError as error:
         raise UsageError(str(error)) from error
-    print_summary(summary, shown, chosen, unit=model.architecture == "mosaic")
+    unit = model.architecture == "mosaic"
+    print_summary(summary, shown, chosen, unit=unit)
+    if isinstance(looks, list):
+        save_inspection(run, describe(text, summary, looks, trained.step, unit=unit))
+        print(f"\nKept in {run / INSPECTIONS} for: compactattn report {shlex.quote(str(run))} --out report")
 
 
 def _index(name: str, number: int | None, count: int, what: str) -> int:

@@ -286,7 +286,7 @@ def inspect_runs(runs: Sequence[Path], device: str) -> tuple[list[Any], list[str
                 continue
             found[kernel] = _look_into(folder, example, device)
     notes = [f"Of each kernel one run is shown; not shown: {', '.join(twins)}."] if twins else []
-    reason = "Only Memory Mosaics are shown, whose keys of unit length give the bandwidth a meaning"
+    reason = "On its first test example only a Memory Mosaic is shown, whose keys of unit length give the bandwidth a meaning"
     notes += [f"{reason}; not shown: {', '.join(others)}."] if others else []
     return list(found.values()), [note for kernel, note in missing.items() if kernel not in found], notes
 

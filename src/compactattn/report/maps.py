@@ -46,6 +46,30 @@ def draw_attention(inspections: Sequence[Inspection]) -> Figure:
     return figure
 
 
+def draw_layer(looks: Sequence[Inspection]) -> Figure:
+    """Maps of all heads of a layer, three or four in a row; the words stand at the left and below where there is room."""
+    labelled, length = _shows_tokens(looks[0]), len(looks[0].weights)
+    columns = 2 if labelled and len(looks) == 4 else min(3 if labelled else 4, len(looks))
+    rows = -(-len(looks) // columns)
+    left, gap, drop, foot = 0.8 if labelled else 0.5, 0.12, 0.3, 1.15 if labelled else 0.85  # inches
+    side = min(2.6, (WIDTH - left - 0.06 - gap * (columns - 1)) / columns)
+    height = rows * (side + drop) + foot
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, height))
+        for index, look in enumerate(looks):
+            row, column = divmod(index, columns)
+            across, up = left + column * (side + gap), height - (row + 1) * (side + drop)
+            panel = figure.add_axes((across / WIDTH, up / height, side / WIDTH, side / height))
+            _draw_map(panel, look)
+            panel.set_title(f"head {look.head + 1}", loc="left", pad=3, size=8.5)
+            panel.texts[0].set_visible(False)
+            panel.tick_params(labelleft=column == 0, labelbottom=index + columns >= len(looks), length=1.5, pad=1.5)
+            panel.tick_params(labelsize=min(6.5, 72 * side / length) if labelled else 6.5)
+        figure.text(0.01, 1 - (drop + side / 2) / height, "looks back", rotation=90, va="center", size=8.5, color=MUTED)
+        _draw_scale(figure, height)
+    return figure
+
+
 def _draw_scale(figure: Figure, height: float) -> None:
     shades = ScalarMappable(norm=LogNorm(SMALLEST, 1), cmap=SHADES)
     bar = figure.colorbar(shades, cax=figure.add_axes((0.3, 0.3 / height, 0.42, 0.09 / height)), orientation="horizontal")
@@ -97,8 +121,10 @@ def draw_heads(inspections: Sequence[Inspection]) -> Figure:
         rise = 0.38 + 0.17 * each + 0.095 * max(len(inspection.support) for inspection in inspections)  # inches of a row
         height = rise * len(inspections) + 0.95 - 0.17 * each
         figure = Figure(figsize=(WIDTH, height))
-        _draw_head_column(figure, inspections, "support", (0.09, 0.42), rise, each)
-        _draw_head_column(figure, inspections, "bandwidth", (0.57, 0.42), rise, each)
+        known = any(np.isfinite(inspection.bandwidth).any() for inspection in inspections)
+        _draw_head_column(figure, inspections, "support", (0.09, 0.42 if known else 0.9), rise, each)
+        if known:
+            _draw_head_column(figure, inspections, "bandwidth", (0.57, 0.42), rise, each)
     return figure
 
 
@@ -111,7 +137,8 @@ def _draw_head_column(
     log = name == "support"
     parts = [np.ma.masked_less(part, 1) for part in parts] if log else parts
     values = np.concatenate([part.compressed() for part in parts] + [np.ones(1)][: not any(part.count() for part in parts)])
-    norm = LogNorm(1, max(2, values.max())) if log else Normalize(0, values.max())
+    most = max(2.0, float(values.max()))
+    norm = LogNorm(1, most) if log else Normalize(0, values.max())
     for row, (inspection, part) in enumerate(zip(inspections, parts, strict=True)):
         heads = len(part)
         bottom = 1 - ((row + 1) * rise - 0.17 * each) / height
@@ -123,13 +150,15 @@ def _draw_head_column(
         panel.set_title(f"{name_kernel(inspection.kernel)}, layer {inspection.layer + 1}", loc="left", pad=2.5, size=8.5)
         panel.set_yticks(sorted({1, heads}))
         panel.set_xticks(_list_places(part.shape[1]))
-        panel.set_ylabel("head" if log else "", labelpad=-2)
+        panel.set_ylabel("head" if log else "", labelpad=-2 if heads > 5 else 2)
         last = row == len(inspections) - 1
         panel.tick_params(labelbottom=last or each, pad=1.5)
         panel.set_xlabel("position" if last else "", loc="left", labelpad=1)
     shades = ScalarMappable(norm=norm, cmap="viridis" if log else "cividis")
     box = (across[0] + 0.35 * across[1], 0.3 / height, 0.65 * across[1], 0.07 / height)
     bar = figure.colorbar(shades, cax=figure.add_axes(box), orientation="horizontal")
+    if log and most < 30:  # powers of ten alone would leave a single number
+        bar.set_ticks([count for count in (1, 2, 5, 10, 20) if count <= most])
     bar.ax.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     bar.minorticks_off()
     figure.text(

@@ -16,8 +16,21 @@ from compactattn.report.inspection import Inspection
 from compactattn.report.lines import Line, span
 from compactattn.report.paper import name_kernel
 from compactattn.report.runs import Run
-from compactattn.report.sections import Grid, Heading, Items, Part, Picture, Section, Sentences, make_sections, name_task
+from compactattn.report.sections import (
+    Fold,
+    Grid,
+    Heading,
+    Items,
+    Part,
+    Picture,
+    Section,
+    Sentences,
+    list_pictures,
+    make_sections,
+    name_task,
+)
 from compactattn.report.tables import fold
+from compactattn.report.texts import HOW, show_texts
 
 NOTHING_INSIDE = (
     "Attention from inside is not shown: it takes the weights of a Memory Mosaic, which run folders hold and files of "
@@ -38,11 +51,12 @@ def write_report(
     """
     check_evaluated(runs)
     sections = make_sections(runs)
-    inside = [*_draw_inside(inspections), *([Sentences(missing)] if missing else [])]
+    texts, example = show_texts(runs), _draw_inside(inspections)
+    heading = [Heading("The first test example")] if texts and example else []
+    inside = [*texts, *heading, *example, *([Sentences(missing)] if missing else [])]
     out = Path(out)
     (out / "figures").mkdir(parents=True, exist_ok=True)
-    seen = (part for part in inside if isinstance(part, Picture))
-    for picture in [*(picture for section in sections for picture in section.pictures), *seen]:
+    for picture in [*(picture for section in sections for picture in section.pictures), *list_pictures(inside)]:
         svg.save(picture.figure, out / "figures" / picture.name)
     (out / "report.md").write_text(_write_markdown(sections, inside, runs), encoding="utf-8")
     page = out / "index.html"
@@ -73,7 +87,7 @@ def _draw_inside(inspections: Sequence[Inspection]) -> list[Part]:
     )
     named = [f"{name_kernel(one.kernel)}, {one.run}, trained on {one.subject}" for one in inspections if one.run]
     return [
-        *([Sentences([f"The last layer, on the first test example of the run: {'; '.join(named)}."])] if named else []),
+        *([Sentences([f"The last layer, on the first test example of the run: {'; '.join(named)}.", HOW])] if named else []),
         Picture("attention", maps.draw_attention(inspections), weights),
         Picture("support", maps.draw_support(inspections), support),
         Picture("heads", maps.draw_heads(inspections), "Keys used and bandwidth, for every head at every position."),
@@ -150,6 +164,8 @@ def _write_part(part: Part) -> str:
             return _paragraph(part.sentences)
         case Items():
             return _list(part.items)
+        case Fold():
+            return fold(escape(part.title), "".join(map(_write_part, part.parts)))
 
 
 def _write_inside(inside: list[Part]) -> str:
@@ -309,6 +325,8 @@ def mark_down(part: Part, level: int = 3, folder: str = "figures") -> str:
             return _plain(" ".join(part.sentences))
         case Items():
             return "\n".join(f"- {_plain(item)}" for item in part.items)
+        case Fold():
+            return "\n\n".join(mark_down(one, level, folder).strip() for one in part.parts)
 
 
 def _link(picture: Picture, folder: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from compactattn.report.evaluations import Evaluation, Story, read_evaluation, read_story
 from compactattn.report.facts import count_parameters
+from compactattn.report.inspected import Inspected, read_inspected
 from compactattn.report.paper import Variant
 from compactattn.training.config import RunConfig
 
@@ -43,6 +44,7 @@ class Run:
     validations: Sequence[tuple[int, float]] = field(default_factory=list)  # (step, validation loss)
     stories: Sequence[Story] = field(default_factory=list)  # what the model wrote, where it was asked to
     failed: str = ""  # "diverged at step 412, loss nan", where it did not come to its end
+    inspected: Sequence[Inspected] = field(default_factory=list)  # texts that it was inspected on; too much for a compact line
 
     @property
     def tokens(self) -> int:
@@ -149,7 +151,8 @@ def _holds_runs(path: Path) -> bool:
 
 
 def read_run(folder: Path | str) -> Run:
-    """The run in a folder: config.json, environment.json, metrics.jsonl, timing.jsonl, evaluation.jsonl and stories.jsonl.
+    """The run in a folder: config.json, environment.json, metrics.jsonl, timing.jsonl, evaluation.jsonl, stories.jsonl and
+    inspections.jsonl.
 
     Only the config is needed; a run that was not evaluated has no results, one that was not timed no time.
     """
@@ -170,7 +173,8 @@ def read_run(folder: Path | str) -> Run:
     steps, failed = losses[-1][0] if losses else 0, str(metrics[-1][1].get("failed", "")) if metrics else ""
     cost = _read_cost(folder / "timing.jsonl", [part["step"] for part in environment.get("resumed", [])])
     stories = [read_story(row, f"{folder / 'stories.jsonl'} line {n}") for n, row in _read_lines(folder / "stories.jsonl")]
-    return Run(config, environment, steps, cost, losses, evaluation, str(folder), validations, stories, failed)
+    looks = [read_inspected(row, f"{path} line {n}") for path in [folder / "inspections.jsonl"] for n, row in _read_lines(path)]
+    return Run(config, environment, steps, cost, losses, evaluation, str(folder), validations, stories, failed, looks)
 
 
 def load_results(path: Path | str) -> list[Run]:

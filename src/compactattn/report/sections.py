@@ -62,7 +62,14 @@ class Picture(NamedTuple):
     caption: str
 
 
-Part = Heading | Sentences | Items | Grid | Picture
+class Fold(NamedTuple):
+    """Parts that are away, below their title, until a reader asks for them."""
+
+    title: str
+    parts: Sequence[Grid | Picture]
+
+
+Part = Heading | Sentences | Items | Grid | Picture | Fold
 Drawn = dict[str, tuple[Callable[[], Figure | None], str | Callable[[Figure], str]]]  # by key: how to draw it, and its caption
 
 
@@ -81,7 +88,13 @@ class Section(NamedTuple):
 
     @property
     def pictures(self) -> list[Picture]:
-        return [part for part in self.parts if isinstance(part, Picture)]
+        return list_pictures(self.parts)
+
+
+def list_pictures(parts: Sequence[Part]) -> list[Picture]:
+    """The pictures among parts, also those that are folded away."""
+    inner = [one for part in parts for one in (part.parts if isinstance(part, Fold) else [part])]
+    return [part for part in inner if isinstance(part, Picture)]
 
 
 def make_sections(runs: Sequence[Run], draw: Collection[str] | None = None) -> list[Section]:

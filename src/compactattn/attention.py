@@ -209,6 +209,7 @@ def _attend_backward(
     rule: str,
     value: float,
     bias_grad: bool,
+    scale_grad: bool,
     out: Tensor | None = None,
     rows: Tensor | None = None,
     tilt: Tensor | None = None,
@@ -221,7 +222,8 @@ def _attend_backward(
     order = r if orders is None else orders
     if out is not None and rows is not None and tilt is not None and flags is not None:
         kept = launch.Kept(rows, tilt, flags)
-        got = launch.estimate_backward(do, q, k, v, scale, view, (r, rule, value), orders, bias_grad, out, kept, drop)
+        wanted = (bias_grad, scale_grad)
+        got = launch.estimate_backward(do, q, k, v, scale, view, (r, rule, value), orders, wanted, out, kept, drop)
     else:
         with _full_precision(q):
             got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad, drop)
@@ -232,7 +234,7 @@ def _attend_backward(
 
 
 @_attend_backward.register_fake
-def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, bias_grad, *kept):  # type: ignore[no-untyped-def]
+def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, bias_grad, *rest):  # type: ignore[no-untyped-def]
     dbias = torch.empty_like(bias) if bias_grad else scale.new_empty(0)
     dr = scale.new_empty(0) if orders is None else torch.empty_like(orders)
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
@@ -240,18 +242,22 @@ def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, va
 
 
 def _save_attend(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.set_materialize_grads(False)  # of what is kept there is none, and zeros in its place would be written each time
     *tensors, ctx.r, ctx.rule, ctx.value, _, fused, _, ctx.dropout, seed = inputs
     ctx.save_for_backward(*tensors, *((output[0], *output[3:]) if fused else (None,) * 4), seed)
 
 
-def _pull_attend(ctx: Any, do: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-    bias_grad = bool(ctx.needs_input_grad[8])
+def _pull_attend(ctx: Any, do: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:
+    if do is None:
+        return (None,) * len(ctx.needs_input_grad)
+    bias_grad, scale_grad = bool(ctx.needs_input_grad[8]), bool(ctx.needs_input_grad[3])
     *tensors, out, rows, tilt, flags, seed = ctx.saved_tensors
     dq, dk, dv, dscale, dbias, dr = _estimate_backward(
-        do, *tensors, ctx.r, ctx.rule, ctx.value, bias_grad, out, rows, tilt, flags, ctx.dropout, seed
+        do, *tensors, ctx.r, ctx.rule, ctx.value, bias_grad, scale_grad, out, rows, tilt, flags, ctx.dropout, seed
     )
     orders = dr if ctx.needs_input_grad[10] else None
-    return dq, dk, dv, dscale, None, None, None, None, dbias if bias_grad else None, None, orders, *(None,) * 8
+    dscale, dbias = dscale if scale_grad else None, dbias if bias_grad else None
+    return dq, dk, dv, dscale, None, None, None, None, dbias, None, orders, *(None,) * 8
 
 
 _estimate = differentiable(_attend, _pull_attend, _save_attend)

@@ -25,7 +25,7 @@ PLANTS = {
         "threshold.py", "tl.full((WORD,), 1, tl.int32)", "tl.full((WORD,), 0, tl.int32)", "skipping relumax"
     ),
     "a flag is set for the tile before": Plant("threshold.py", "<< (i - group)", "<< (i - group + 1)", "skipping relumax"),
-    "Newton solves Σ w = r^r": Plant("threshold.py", "1.0 - R * root(mass, R)", "1.0 - root(mass, R)"),
+    "Newton solves Σ w = r^−r": Plant("threshold.py", "1.0 - root(mass, R)", "1.0 - R * root(mass, R)"),
     "Newton's step for any r lacks r": Plant(
         "threshold.py", "reach - order * any_root(mass, order)", "reach - any_root(mass, order)", "entmax(1.7)"
     ),
@@ -55,10 +55,15 @@ PLANTS = {
     "ALiBi has the wrong sign": Plant("tiles.py", "s - slope *", "s + slope *", "relumax"),
     "padded head dims are read": Plant("tiles.py", "m_rows[:, None] & (o_d < D)[None, :], other", "m_rows[:, None], other"),
     "a key at the edge has a slope": Plant(
-        "profiles.py", "tl.where(t > 0.0, 1.0, 0.0)", "tl.where(t >= 0.0, 1.0, 0.0)", "tied"
+        "profiles.py", "tl.where(y > 0.0, 1.0, 0.0)", "tl.where(y >= 0.0, 1.0, 0.0)", "tied"
+    ),
+    "a weight is cut at a half": Plant("profiles.py", "tl.minimum(t, 1.0)", "tl.minimum(t, 0.5)", "half"),
+    "two keys within a tenth are both the best": Plant(
+        "profiles.py", "tl.where(x == 0.0, 1.0, 0.0)", "tl.where(x > -0.1, 1.0, 0.0)", "half relumax"
     ),
     "wrong power of the slope": Plant("profiles.py", "log2_1p(z) * (r - 1.0)", "log2_1p(z) * r", "entmax(1.7)"),
-    "weights sum to r^r": Plant("weights.py", "return r**r if", "return 1.0 if"),
+    "weights sum to r^r": Plant("weights.py", "base + 1.0 / R, rise * (1.0 / R)", "base + 1.0, rise"),
+    "the base in half precision lacks 1/r": Plant("weights.py", "-(ground - reach) * (1.0 / R)", "-(ground - reach)", "half"),
     "where no key is in reach some weigh more": Plant(
         "weights.py", "dead | (reach <= 0.0) if RULE == FIXED and not is_whole(R) else dead", "dead", "rectified(r=1.5)"
     ),
@@ -81,7 +86,13 @@ PLANTS = {
     "nothing in reach has no weights backward": Plant(
         "weights.py", "tl.where(alone, -factor / TINY, theta)", "theta", "rectified"
     ),
-    "nothing in reach weighs nothing": Plant("forward.py", "tl.where(alone[:, None], flatter, acc)", "acc", "rectified"),
+    "nothing in reach weighs nothing": Plant("forward.py", "going = tl.max(fresh, 0)", "going = 0", "rectified"),
+    "rows with keys in reach are uniform beside one without": Plant(
+        "forward.py",
+        "sign = tl.where(alone > 0, -1.0, 1.0)",
+        "sign = tl.where(tl.max(alone, 0) > 0, -1.0, none + 1.0)",
+        "rectified",
+    ),
     "tied best keys are counted once": Plant("forward.py", "slopes / tl.maximum(best, 1.0)", "slopes", "tied"),
     "the weights of the nearest keys are not divided by their sum backward": Plant(
         "weights.py", "-(tl.log2(mass) if NORMALISED else 0.0)", "0.0 * mass", "half topk"
@@ -100,9 +111,7 @@ PLANTS = {
     "a mask of single keys is turned": Plant("tiles.py", "+ o_m * allowed_m", "+ o_m * 0", "allowed"),
     "a key that is not allowed is": Plant("tiles.py", "other=0) != 0, s, -INF)", "other=0) != 2, s, -INF)", "allowed"),
     "hidden keys count among the k": Plant("threshold.py", "seen, _ = survey(", "_, _ = survey(", "allowed topk"),
-    "hidden keys share what nothing in reach leaves": Plant(
-        "forward.py", "(count if hides(BENDS) else b_hi - b_lo)", "(b_hi - b_lo)", "biased rectified"
-    ),
+    "a uniform row pulls": Plant("forward.py", "tl.where(alone > 0, -mass, mass)", "mass", "rectified"),
     "what is hidden is multiplied by zero": Plant("tiles.py", "[:, None], b, 0.0).to(b.dtype)", "[:, None], b, b)", "allowed"),
     "what is hidden pulls": Plant("tiles.py", "tl.where(s == -INF, 0.0, ds) if hides(BENDS) else ds", "ds", "allowed"),
     "dbias holds the scale": Plant(
@@ -117,7 +126,7 @@ PLANTS = {
         "backward_bias.py", "else (0, blocks)", "else (blocks - 1, blocks)", "shared"
     ),
     "dbias of the best key lacks the share of θ": Plant(
-        "backward.py", "o_pulled, share", "o_pulled, 0.0 * share", "biased relumax"
+        "backward.py", "2 * padded + o_pulled, share)", "2 * padded + o_pulled, 0.0 * share)", "biased relumax"
     ),
     "a learned alpha is that of the first head": Plant("profiles.py", "p_orders + h", "p_orders", "alpha"),
     "the slope of r lacks its tail": Plant("profiles.py", "log + tl.exp(-log) - 1.0", "log", "alpha"),
@@ -153,25 +162,38 @@ PLANTS = {
     "ds is not centred": Plant("backward.py", "(-gain * centre)[:, None]", "(0.0 * centre)[:, None]"),
     "θ gets the wrong sign": Plant("backward.py", "/ kept[2] * lean", "/ -kept[2] * lean", "relumax"),
     "the share of θ lacks r": Plant("backward.py", "-R / tl.where(known", "-1.0 / tl.where(known", "relumax"),
-    "the share in half precision lacks the scale": Plant(
-        "backward.py", "row[9] if RULE == FIXED else share * scale", "row[9] if RULE == FIXED else share", "half relumax"
+    "the share in half precision lacks its part of the scale": Plant(
+        "backward.py", "row[9] if RULE == FIXED else share * part", "row[9] if RULE == FIXED else share", "half relumax"
     ),
     "an anchored θ is off": Plant(
-        "weights.py", "tl.fma(raw - peak, rise, 1.0)", "tl.fma(raw - peak, rise, 0.9)", "half relumax"
+        "weights.py", "saturate(raw - peak, rise, 1.0)", "saturate(raw - peak, rise, 0.9)", "half relumax"
     ),
     "dv lacks 1/Z": Plant("backward.py", "w = w * row[8]", "w = w", "relumax"),
-    "dv in half precision lacks 1/r": Plant("backward.py", "gain * (1.0 / (R * rise))", "gain * (1.0 / rise)", "half relumax"),
+    "the gain in half precision lacks r": Plant(
+        "backward.py", "inverse * (R * (1.0 / margin) * part)", "inverse * ((1.0 / margin) * part)", "half relumax"
+    ),
     "a best score is taken for a best q·k": Plant("threshold.py", "tl.where(live, top, LONGEST)", "peak", "half relumax"),
-    "the best key loses its share": Plant("backward.py", "tl.where(s == row[3], share, 0.0)", "0.0 * ds", "relumax"),
+    "the best key loses its share": Plant(
+        "backward.py", "tl.fma(is_best(s, row, R, BENDS, EXACT), share, ds)", "1.0 * ds", "relumax"
+    ),
     "the k-th key loses its share": Plant("backward.py", "o_n == row[6]", "o_n == row[6] - 1", "topk"),
     "dq lacks the scale": Plant("backward.py", "dq_m, acc * scale", "dq_m, acc"),
     "a fixed θ moves the scale the wrong way": Plant("backward.py", "dscale -= drift\n", "dscale += drift\n", "rectified"),
-    "dscale is that of half a batch": Plant("launch.py", "-1).sum((0, 2))", "-1)[:1].sum((0, 2))", "rectified"),
+    "dscale is that of half a batch": Plant(
+        "launch.py", "self.blocks).sum((0, 2))", "self.blocks)[:1].sum((0, 2))", "rectified"
+    ),
     # backward of the keys
-    "dk lacks the scale": Plant("backward.py", "slant = (gain * scale)", "slant = gain"),
-    "the centre in half precision lacks the scale": Plant("backward.py", "-gain * scale * centre", "-gain * centre", "half"),
-    "dk in half precision lacks the scale": Plant("backward.py", "(scale, scale * (R /", "(scale, (R /", "half"),
-    "dv lacks r^r": Plant("backward.py", "dv = dv * (1.0 / whole_mass(RULE, R))", "dv = dv * 1.0", "half"),
+    "dk lacks the scale": Plant("backward.py", "dk * largest", "dk"),
+    "dk has the largest scale for every head": Plant("backward.py", "slant = (gain * part)", "slant = (gain * 1.0)", "grouped"),
+    "the centre in half precision lacks its part of the scale": Plant(
+        "backward.py", "2 * o_pulled + 1, -gain * part * centre", "2 * o_pulled + 1, -gain * centre", "copied"
+    ),
+    "the gain in half precision lacks its part of the scale": Plant(
+        "backward.py", "(part, offset, base)", "(1.0, offset, base)", "copied"
+    ),
+    "the best of the masked tiles is no bound": Plant(
+        "threshold.py", "largest(best) * size - margin", "largest(best) * size", "skipping causal relumax"
+    ),
     "base and centre change places": Plant("backward.py", "base, offset = tl.split", "offset, base = tl.split", "half"),
     "the keys of a head see the centres of the first": Plant(
         "backward.py", "(b * H + h) * padded", "b * H * padded", "half softmax"

@@ -5,7 +5,7 @@ that every run gives the same bits. It visits only the tiles in its list, where 
 
     w = y₊^r,    ds = g · y^(r−1) ⊙ (dw − c),    g = r u,    dw = do·v
 
-(for entmax of r = 1, 2, 3 the kernels leave u = 1, as forward, and put r^−r into g and, once, into dv). What θ receives,
+(for entmax of r = 1, 2, 3 u is 1/r, as forward, and g is 1). What θ receives,
 −Σ ds, goes to the best key(s), the k-th key or the scale, as the rule has it. The centre c is do·o, or do·õ where θ moves so
 that Σ w = 1: the forward kernel leaves õ, the mean of the values under the weights y^(r−1); in fp32 c has sums of its own.
 In half precision o and õ are kept in two numbers, one what rounding left of the other: an error of c is common to a row and
@@ -39,19 +39,21 @@ from compactattn.fused.tiles import (
     open_block,
     plan,
     quiet,
+    rounded,
     scores,
     store_rows,
 )
-from compactattn.fused.weights import is_even, load_kept, make_row, turn_row, weigh, whole_mass
+from compactattn.fused.weights import is_best, is_even, largest_scale, load_kept, make_row, turn_row, weigh
 
 
 @triton.jit
-def pull(s, o_n, row, steep, dw, gain, offset, share, RULE: tl.constexpr, R: tl.constexpr):
-    """ds = g · slope ⊙ (dw − c), with what θ receives handed to the key(s) that set it. `offset` is −g c."""
+def pull(s, o_n, row, steep, dw, pulls, RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr):
+    """ds = g · slope ⊙ (dw − c), with what θ receives handed to the key(s) that set it. `pulls` are g, −g c and that."""
+    gain, offset, share = pulls
     ds = steep * tl.fma(dw, gain, offset)
     if R != INF:
         if RULE == ANCHORED:
-            ds += tl.where(s == row[3], share, 0.0)
+            ds = tl.fma(is_best(s, row, R, BENDS, EXACT), share, ds)
         elif RULE == NEAREST:
             ds += tl.where(o_n == row[6], share, 0.0)
     return ds
@@ -59,14 +61,14 @@ def pull(s, o_n, row, steep, dw, gain, offset, share, RULE: tl.constexpr, R: tl.
 
 @triton.jit(do_not_specialize=LENGTHS)
 def backward_queries(
-    p_do, p_q, p_k, p_v, p_o, p_tilt, p_dq, p_kept, p_pulled, p_dscale, p_dorder, p_list, p_count,
+    p_do, p_q, p_k, p_v, d_k, d_v, p_o, p_tilt, p_dq, p_kept, p_pulled, p_dscale, p_dorder, p_list, p_count,
     p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders, p_seed,
     do_b, do_h, do_m, q_b, q_h, q_m, k_b, k_h, k_n, v_b, v_h, v_n, o_b, o_h, o_m, dq_b, dq_h, dq_m, scale_h, at_b, lo_b, hi_b,
     bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
     H, Q, K, rows, tiles, margin, limit, boost,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
-    DROPS: tl.constexpr, LISTED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DROPS: tl.constexpr, LISTED: tl.constexpr, SCALED: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr,
+    BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """dq of a block of queries, its part of dscale and of dr, and for `backward_keys` the centre and share of each row."""
     steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
@@ -89,20 +91,25 @@ def backward_queries(
     block = tl.cast(head, tl.int64) * tl.cdiv(Q, BLOCK_M) + begin // BLOCK_M
     counts = (tl.load(p_count + COUNTS * block), tl.load(p_count + COUNTS * block + 1)) if LISTED else (0, 0)
     sight = (b_at, b_lo, b_hi, bounds, plan(bounds, BLOCK_N), counts)
-    keys = (p_k, p_v, k_n, v_n, p_list + block * tiles, tiles)
+    keys = (p_k, p_v, k_n, v_n, d_k, d_v, b.to(tl.int32), (h // GROUP).to(tl.int32), p_list + block * tiles, tiles)
     drop = open_drop(p_seed, b, h, limit, boost) if DROPS else (0, 0, 0, 0)
     flat = turn_row(row)
 
     TILTED: tl.constexpr = R != INF and RULE != FIXED
     o_o = b * o_b + h * o_h
     none = tl.zeros((BLOCK_M,), tl.float32)
-    share = none
-    if EXACT and ((RULE == FIXED and R != 0.0) or (TILTED and RULE == NORMALISING)):
-        _, sums, slopes = pull_all(
+    share, lean = none, none
+    SHARED: tl.constexpr = TILTED and RULE != NORMALISING  # what θ receives goes to single keys
+    if EXACT and ((RULE == FIXED and R != 0.0) or TILTED):
+        under, sums, slopes = pull_all(
             b_q, b_do, keys, flat, (none[:, None], none[:, None], none[:, None]), sight, drop, begin,
-            RULE, R, BENDS, EXACT, DROPS, LISTED, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+            RULE, R, BENDS, EXACT, DROPS, LISTED, True, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
         )  # fmt: skip
         centre = sums / tl.where(slopes > 0.0, slopes, 1.0)
+        if SHARED:  # the centre is the mean under the weights
+            lean = centre
+            centre = tl.sum(under, 1) * (row[8] if RULE == ANCHORED and is_whole(R) else 1.0)
+            lean = tl.where(slopes > 0.0, lean - centre, 0.0)
     else:
         p_mean = p_tilt + o_o if TILTED and RULE == NORMALISING else p_o + o_o
         mean = load_rows(p_mean, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False).to(tl.float32)
@@ -110,45 +117,48 @@ def backward_queries(
             p_rest = p_tilt + o_o + (far * DV if TILTED else 0)
             mean += load_rows(p_rest, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False).to(tl.float32)
         centre = sum_product(b_do, mean)
-        if TILTED and RULE != NORMALISING:
+        if SHARED:
             lean = sum_product(b_do, load_rows(p_tilt + o_o, begin, live, o_m, DV, BLOCK_M, BLOCK_DV, False))
-            known = kept[1] > 0.0
-            share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * lean, 0.0)
+    if SHARED:
+        known = kept[1] > 0.0
+        share = tl.where(known, -R / tl.where(known, kept[1], 1.0) * kept[3] / kept[2] * lean, 0.0)
+    part = 1.0 if GROUP == 1 else scale / largest_scale(p_scale, h // GROUP, scale_h, GROUP)
     o_pulled = block * BLOCK_M + tl.arange(0, BLOCK_M)
     padded = tl.cast(tl.num_programs(0), tl.int64) * BLOCK_M
     if is_even(RULE, R, BENDS, EXACT):  # all that `backward_keys` needs, for every row of the block
         tl.store(p_pulled + 2 * o_pulled, row[10])
-        tl.store(p_pulled + 2 * o_pulled + 1, -gain * scale * centre)
+        tl.store(p_pulled + 2 * o_pulled + 1, -gain * part * centre)
     elif is_plain(RULE, R, BENDS, EXACT):
         tl.store(p_pulled + o_pulled, row[3] if RULE == ANCHORED else row[10])
-        tl.store(p_pulled + padded + o_pulled, gain * scale)
-        tl.store(p_pulled + 2 * padded + o_pulled, -gain * scale * centre)
-        tl.store(p_pulled + 3 * padded + o_pulled, row[9] if RULE == FIXED else share * scale)
+        tl.store(p_pulled + padded + o_pulled, row[8] if RULE == ANCHORED else gain * part)
+        tl.store(p_pulled + 2 * padded + o_pulled, -gain * part * centre)
+        tl.store(p_pulled + 3 * padded + o_pulled, row[9] if RULE == FIXED else share * part)
     else:
         tl.store(p_pulled + o_pulled, centre)
-        tl.store(p_pulled + padded + o_pulled, share * scale)
+        tl.store(p_pulled + padded + o_pulled, share * part)
         if has_bias(BENDS):
             tl.store(p_pulled + 2 * padded + o_pulled, share)
 
     pulls = (gain[:, None], (-gain * centre)[:, None], (centre if R == LEARNED else share)[:, None])
     acc, drift, dorder = pull_all(
         b_q, b_do, keys, flat, pulls, sight, drop, begin,
-        RULE, R, BENDS, EXACT, DROPS, LISTED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        RULE, R, BENDS, EXACT, DROPS, LISTED, SCALED, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
     )  # fmt: skip
     acc = tl.where(live[:, None], acc, 0.0)
     store_rows(p_dq + b * dq_b + h * dq_h, begin, m_rows, dq_m, acc * scale, D, BLOCK_M, BLOCK_D)
-    if hides(BENDS):
-        b_q = tl.where((kept[0] != -INF)[:, None], b_q, 0.0)
-    dscale = tl.sum(acc * b_q.to(tl.float32), 1)
-    if RULE == FIXED:
-        dscale -= drift
-    elif RULE == NORMALISING and R != INF and BENDS == 0:
-        # Σ ds = 0 but for an error of the centre, which reaches dscale through the mean score under the slopes
-        mean = kept[0] - kept[1] + kept[2] / tl.where(kept[3] > 0.0, kept[3], INF) * (1.0 if is_whole(R) else kept[1])
-        dscale -= tl.where(live & (kept[0] != -INF), drift * mean / scale, 0.0)
     if R == LEARNED:
         tl.store(p_dorder + tl.program_id(0), tl.sum(dorder, 0))
-    tl.store(p_dscale + tl.program_id(0), tl.sum(dscale, 0))
+    if SCALED:
+        if hides(BENDS):
+            b_q = tl.where((kept[0] != -INF)[:, None], b_q, 0.0)
+        dscale = tl.sum(acc * b_q.to(tl.float32), 1)
+        if RULE == FIXED:
+            dscale -= drift
+        elif RULE == NORMALISING and R != INF and BENDS == 0:
+            # Σ ds = 0 but for an error of the centre, which reaches dscale through the mean score under the slopes
+            mean = kept[0] - kept[1] + kept[2] / tl.where(kept[3] > 0.0, kept[3], INF) * (R if is_whole(R) else kept[1])
+            dscale -= tl.where(live & (kept[0] != -INF), drift * mean / scale, 0.0)
+        tl.store(p_dscale + tl.program_id(0), tl.sum(dscale, 0))
 
 
 @triton.jit
@@ -161,8 +171,8 @@ def sum_product(a, b):
 def pull_all(
     b_q, b_do, keys, row, pulls, sight, drop, begin,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, DROPS: tl.constexpr,
-    LISTED: tl.constexpr, CENTRE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LISTED: tl.constexpr, SCALED: tl.constexpr, CENTRE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """`pull_keys` over all tiles, the masked ones first."""
     none = tl.zeros((BLOCK_M,), tl.float32)
@@ -170,12 +180,12 @@ def pull_all(
     b_m = begin + tl.arange(0, BLOCK_M)[:, None]
     sums = pull_keys(
         sums, b_q, b_do, keys, row, pulls, sight, drop, b_m,
-        RULE, R, BENDS, EXACT, DROPS, LISTED, CENTRE, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+        RULE, R, BENDS, EXACT, DROPS, LISTED, SCALED, CENTRE, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
     )  # fmt: skip
     if not hides(BENDS):
         sums = pull_keys(
             sums, b_q, b_do, keys, row, pulls, sight, drop, b_m,
-            RULE, R, BENDS, EXACT, DROPS, LISTED, CENTRE, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N,
+            RULE, R, BENDS, EXACT, DROPS, LISTED, SCALED, CENTRE, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
         )  # fmt: skip
     return sums
 
@@ -184,36 +194,43 @@ def pull_all(
 def pull_keys(
     sums, b_q, b_do, keys, row, pulls, sight, drop, b_m,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, DROPS: tl.constexpr,
-    LISTED: tl.constexpr, CENTRE: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LISTED: tl.constexpr, SCALED: tl.constexpr, CENTRE: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
-    """Σ ds k over the masked or the whole tiles, Σ ds where a scale hangs on it, and what a learned r receives.
+    """Σ ds k over the masked or the whole tiles, Σ ds where dscale hangs on it, and what a learned r receives.
 
-    With CENTRE nothing of it, but Σ u dw and Σ u, whose quotient is the centre of ds: u is y^(r−1), or w where θ is fixed.
+    With CENTRE nothing of it, but Σ K dw, Σ u dw and Σ u, with u = y^(r−1), or w where θ is fixed: what the centre of ds and the
+    share of θ are made of.
     """
     acc, drift, dorder = sums
-    p_k, p_v, k_n, v_n, p_list, tiles = keys
+    p_k, p_v, k_n, v_n, d_k, d_v, b, h, p_list, tiles = keys
     _, b_lo, b_hi, bounds, whole, counts = sight
     for i in range(0, count_tiles(whole, counts, LISTED, WHOLE)):
         tile = find_tile(i, whole, p_list, tiles, LISTED, WHOLE)
         o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         m_n = (o_n >= bounds[0]) & (o_n < bounds[1])
-        b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
-        b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
+        if WHOLE and DESCRIBED:
+            b_k = d_k.load([b, h, tile * BLOCK_N, 0]).reshape(BLOCK_N, BLOCK_D)
+            b_v = d_v.load([b, h, tile * BLOCK_N, 0]).reshape(BLOCK_N, BLOCK_DV)
+        else:
+            b_k = load_rows(p_k, tile * BLOCK_N, m_n, k_n, D, BLOCK_N, BLOCK_D, WHOLE)
+            b_v = load_rows(p_v, tile * BLOCK_N, m_n, v_n, DV, BLOCK_N, BLOCK_DV, WHOLE)
         raw = scores(b_q, tl.trans(b_k), o_n[None, :], b_lo[:, None], b_hi[:, None], WHOLE)
         dw = dot(b_do, tl.trans(b_v))
         if DROPS:
             dw = thin(dw, drop, b_m, o_n[None, :]) * drop[3]
         s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
         centring = k if RULE == FIXED else steep
-        ds = centring * dw if CENTRE else pull(s, o_n[None, :], row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R)
+        ds = centring * dw if CENTRE else pull(s, o_n[None, :], row, steep, dw, pulls, RULE, R, BENDS, EXACT)
         ds = quiet(ds, s, BENDS)
         b_k = hush(b_k, s, 0, BENDS)
-        if CENTRE or RULE == FIXED or (RULE == NORMALISING and R != INF and BENDS == 0):
+        if CENTRE or (SCALED and (RULE == FIXED or (RULE == NORMALISING and R != INF and BENDS == 0))):
             # a fixed θ moves with the scale: what it takes from dscale must be rounded as the scores' share is
-            drift += tl.sum(ds.to(b_k.dtype).to(tl.float32) if RULE == FIXED and not CENTRE else ds, 1)
+            drift += tl.sum(rounded(ds, b_k.dtype) if RULE == FIXED and not CENTRE else ds, 1)
         if CENTRE:
             dorder += tl.sum(centring, 1)
+            if RULE == ANCHORED or RULE == NEAREST:
+                acc += tl.sum(quiet(k * dw, s, BENDS), 1)[:, None]
         else:
             if R == LEARNED:
                 dorder += tl.sum(quiet(order_slope(k, row[11]) * (dw - pulls[2]), s, BENDS), 1)
@@ -249,9 +266,11 @@ def backward_keys(
     dv = tl.zeros((BLOCK_N, BLOCK_DV), tl.float32)
     sight = (p_at + b * at_b, p_lo + b * lo_b, p_hi + b * hi_b)
     steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
+    largest = largest_scale(p_scale, key_head, scale_h, GROUP)
     for member in range(GROUP):
         h = key_head * GROUP + member
         scale = load_scale(p_scale + h * scale_h)
+        part = 1.0 if GROUP == 1 else scale / largest
         order = load_order(p_orders, h) if R == LEARNED else R
         bends = (b, h, p_slopes, p_bias, p_allowed, steps)
         block = (b * H + h) * blocks + begin // BLOCK_N
@@ -264,26 +283,25 @@ def backward_keys(
         drop = open_drop(p_seed, b, h, limit, boost) if DROPS else (0, 0, 0, 0)
         dk, dv = pull_queries(
             dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
-            tl.load(p_count + COUNTS * block), tiles, scale, bends, order, margin, drop,
+            tl.load(p_count + COUNTS * block), tiles, (scale, part), bends, order, margin, drop,
             RULE, R, BENDS, EXACT, PEAKED, DROPS, False, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
         )  # fmt: skip
         if not hides(BENDS):
             dk, dv = pull_queries(
                 dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list + block * tiles,
-                tl.load(p_count + COUNTS * block + 1), tiles, scale, bends, order, margin, drop,
+                tl.load(p_count + COUNTS * block + 1), tiles, (scale, part), bends, order, margin, drop,
                 RULE, R, BENDS, EXACT, PEAKED, DROPS, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
             )  # fmt: skip
-    dv = dv * (1.0 / whole_mass(RULE, R))
     if DROPS:
         dv = dv * boost
     store_rows(p_dv + b * dv_b + key_head * dv_h, begin, o_n < K, dv_n, dv, DV, BLOCK_N, BLOCK_DV)
     if R != 0.0:
-        store_rows(p_dk + b * dk_b + key_head * dk_h, begin, o_n < K, dk_n, dk, D, BLOCK_N, BLOCK_D)
+        store_rows(p_dk + b * dk_b + key_head * dk_h, begin, o_n < K, dk_n, dk * largest, D, BLOCK_N, BLOCK_D)
 
 
 @triton.jit
 def pull_queries(
-    dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scale, bends, order, margin, drop,
+    dk, dv, b_k, b_v, o_n, queries, sight, p_kept, p_pulled, p_list, count, tiles, scales, bends, order, margin, drop,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
     DROPS: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIBED: tl.constexpr,
@@ -293,6 +311,7 @@ def pull_queries(
     With keys along the first axis w and ds enter these products as they leave the others, from registers; but then every
     number of a query takes M / 4 of them. It pays where a query has two.
     """
+    scale, part = scales
     p_q, p_do, q_m, do_m, first_row, first_pulled, padded, Q, far, d_q, d_do, b, h = queries
     KEYS_FIRST: tl.constexpr = is_even(RULE, R, BENDS, EXACT)
     o_n = o_n[:, None] if KEYS_FIRST else o_n[None, :]
@@ -317,7 +336,7 @@ def pull_queries(
         row, pulls = load_pulled(
             p_kept, p_pulled, first_pulled + o_m, padded, first_row + o_m, m_rows, far, b_at, scale,
             bends_of(bends[1], (bends[0], o_m, b_lo, b_hi), bends[2], bends[3], bends[4], bends[5], BENDS), order, margin,
-            RULE, R, BENDS, EXACT, PEAKED,
+            part, RULE, R, BENDS, EXACT, PEAKED,
         )  # fmt: skip
         lo, hi = along(b_lo, KEYS_FIRST), along(b_hi, KEYS_FIRST)
         if KEYS_FIRST:  # noqa: SIM108
@@ -336,7 +355,7 @@ def pull_queries(
             dw = dot(b_v, tl.trans(b_do)) if KEYS_FIRST else dot(b_do, tl.trans(b_v))
             if DROPS:
                 dw = thin(dw, drop, along(o_m, KEYS_FIRST), o_n) * drop[3]
-            ds = quiet(pull(s, o_n, row, steep, dw, pulls[0], pulls[1], pulls[2], RULE, R), s, BENDS).to(b_q.dtype)
+            ds = quiet(pull(s, o_n, row, steep, dw, pulls, RULE, R, BENDS, EXACT), s, BENDS).to(b_q.dtype)
             dk = add_dot(dk, ds if KEYS_FIRST else tl.trans(ds), b_q)
     return dk, dv
 
@@ -349,24 +368,26 @@ def along(b, KEYS_FIRST: tl.constexpr):
 
 @triton.jit
 def load_pulled(
-    p_kept, p_pulled, o_pulled, padded, o_rows, m_rows, far, b_at, scale, bends, order, margin,
+    p_kept, p_pulled, o_pulled, padded, o_rows, m_rows, far, b_at, scale, bends, order, margin, part,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, PEAKED: tl.constexpr,
 ):  # fmt: skip
-    """The rows as `weigh` and `pull` take them; the gain and the share hold the scale already."""
+    """The rows as `weigh` and `pull` take them; the gain and the share hold `part` of a scale, as `largest_scale` has it."""
     if is_even(RULE, R, BENDS, EXACT):
         base, offset = tl.split(tl.load(p_pulled + 2 * o_pulled[:, None] + tl.arange(0, 2)[None, :]))
         base, offset = base[None, :], offset[None, :]
-        rise, gain = (scale * LOG2E, scale) if R == INF else (scale, scale * (R / whole_mass(RULE, R)))
-        return (base, scale, bends, base, base, base, base, base, base, rise, base, order), (gain, offset, base)
+        rise = scale * (LOG2E if R == INF else 1.0 / R)
+        return (base, scale, bends, base, base, base, base, base, base, rise, base, order), (part, offset, base)
     elif is_plain(RULE, R, BENDS, EXACT):
         base, gain = tl.load(p_pulled + o_pulled)[:, None], tl.load(p_pulled + padded + o_pulled)[:, None]
         offset, last = tl.load(p_pulled + 2 * padded + o_pulled)[:, None], tl.load(p_pulled + 3 * padded + o_pulled)[:, None]
-        rise = tl.maximum(scale * (1.0 / margin), SMALLEST) if RULE == ANCHORED else last
-        inverse = gain * (1.0 / (R * rise)) if RULE == ANCHORED else base
+        inverse, rise = gain, last
+        if RULE == ANCHORED:
+            rise = tl.maximum(scale * (1.0 / margin), SMALLEST)
+            gain = inverse * (R * (1.0 / margin) * part)
         return (base, scale, bends, base, base, base, base, base, inverse, rise, base, order), (gain, offset, last)
     else:
         centre, share = tl.load(p_pulled + o_pulled)[:, None], tl.load(p_pulled + padded + o_pulled)[:, None]
         kept = load_kept(p_kept, o_rows, m_rows, far, RULE)
         row, gain = make_row(kept, b_at, scale, bends, order, margin, True, RULE, R, PEAKED)
-        slant = (gain * scale)[:, None]
+        slant = (gain * part)[:, None]
         return turn_row(row), (slant, -slant * centre, share)

@@ -59,6 +59,7 @@ def backward_bias(
                 flat = turn_row(row)
                 p_centre = p_pulled + ((b * H + h) * blocks + block) * BLOCK_M + tl.arange(0, BLOCK_M)
                 offset, share = -gain * tl.load(p_centre), tl.load(p_centre + 2 * padded)
+                pulls = (gain[:, None], offset[:, None], share[:, None])
                 for tile in range(tile_0, tile_1):
                     reached = (bounds[0] < (tile + 1) * BLOCK_N) & (bounds[1] > tile * BLOCK_N)
                     if TRACK:
@@ -76,7 +77,7 @@ def backward_bias(
                         dw = dot(b_do, tl.trans(b_v))
                         if DROPS:
                             dw = thin(dw, drop, o_m[:, None], o_n[None, :]) * drop[3]
-                        ds = pull(s, o_n[None, :], flat, steep, dw, gain[:, None], offset[:, None], share[:, None], RULE, R)
+                        ds = pull(s, o_n[None, :], flat, steep, dw, pulls, RULE, R, BENDS, EXACT)
                         acc += quiet(ds, s, BENDS)
     o_m, o_n = block_0 * BLOCK_M + tl.arange(0, BLOCK_M), tile_0 * BLOCK_N + tl.arange(0, BLOCK_N)
     if not BY_QUERY:

@@ -42,14 +42,14 @@ from compactattn.fused.tiles import (
     grounded,
     hides,
     hush,
-    legal,
     load_rows,
     open_block,
     plan,
+    rounded,
     scores,
     store_rows,
 )
-from compactattn.fused.weights import is_direct, load_kept, make_row, turn_row, weigh
+from compactattn.fused.weights import is_best, is_direct, load_kept, make_row, turn_row, weigh
 
 
 @triton.jit(do_not_specialize=LENGTHS)
@@ -109,11 +109,12 @@ def forward(
     acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
     tilt = tl.zeros((BLOCK_M, BLOCK_DV if TILT else 1), tl.float32)
     mass, slopes, best, step = none, none, none, none
-    support = none.to(tl.int32)
+    support, alone = none.to(tl.int32), none.to(tl.int32)  # alone: rows in whose reach no key is
     turn, going = 0, tl.max(live.to(tl.int32), 0)
     while (going > 0) & (turn < MOST_TURNS):
+        sign = tl.where(alone > 0, -1.0, 1.0)
         row, _ = make_row(
-            (peak, reach, none + 1.0, none, kept[4], kept[5]), b_at, scale, bends, order, margin, False, RULE, R, PEAKED
+            (peak, reach, sign, none, kept[4], kept[5]), b_at, scale, bends, order, margin, False, RULE, R, PEAKED
         )
         flat = turn_row(row)
         zero = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
@@ -134,6 +135,11 @@ def forward(
         going = going * 0
         if SOFT:
             peak = tl.where(live, running, -INF)
+        if RULE == FIXED:  # nothing in reach is uniform
+            total = tl.sum(acc, 1)
+            fresh = (live & (mass == 0.0) & (total == total)).to(tl.int32) * (1 - alone)  # not a number is something
+            alone += fresh
+            going = tl.max(fresh, 0)
         if SOLVES:
             solid = live & (slopes > 0.0)
             step = tl.where(solid, newton_step(tl.where(solid, mass, 1.0), tl.where(solid, slopes, 1.0), reach, order, R), 0.0)
@@ -142,7 +148,7 @@ def forward(
             reach = tl.where(off, shorten(reach, step), reach)
         turn += 1
     if SOLVES:
-        lower = R * step if is_whole(R) else order * step / reach
+        lower = step if is_whole(R) else order * step / reach
         # Σ y^(r−2) v is not at hand; the sums and means go on from r and r − 1 to r − 2 as those of an exponential tail do
         ratio = slopes / tl.where(mass > 0.0, mass, 1.0)
         share = lower * ratio
@@ -151,20 +157,13 @@ def forward(
         mass += growth * mass - lower * slopes
         reach = shorten(reach, step)
     if RULE == FIXED:
-        alone = live & (mass == 0.0)
-        if tl.max(alone.to(tl.int32), 0) > 0:  # nothing in reach is uniform
-            flatter, count = spread(
-                keys[1], v_n, b_at, b_lo, b_hi, bends, bounds, lists[1], drop, b_m,
-                BENDS, DROPS, TRACK, DV, BLOCK_DV, BLOCK_M, BLOCK_N,
-            )  # fmt: skip
-            acc = tl.where(alone[:, None], flatter, acc)
-            mass = tl.where(alone, -count, mass)
-            support = tl.where(alone, count.to(tl.int32), support)
+        mass = tl.where(alone > 0, -mass, mass)
         if is_direct(RULE, PEAKED):
             reach = none
     if SOFT:
         reach = none + INF
     mass = tl.where(mass == 0.0, 1.0, mass)  # no key: 0 / 1
+    slopes = tl.where(peak == peak, slopes, peak)
     thinned = boost if DROPS else 1.0
     divisor = tl.where(live, tl.abs(mass) / thinned, INF)
     divisor = tl.where(peak == peak, divisor, peak)  # a score that is not a number
@@ -238,7 +237,7 @@ def gather(
             else:
                 s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
                 if RULE == ANCHORED and GRAD and TILT:
-                    best += tl.sum((s == row[3]).to(tl.float32), 1)
+                    best += tl.sum(is_best(s, row, R, BENDS, EXACT), 1)
             b_v = hush(b_v, s, 0, BENDS)
             if READOUT:  # before rounding makes a weight vanish, and whatever key was the best so far
                 support += tl.sum((s > -INF if SOFT else k > 0.0).to(tl.int32), 1)
@@ -263,38 +262,3 @@ def gather(
             flag = (tl.reduce(bits, 0, either) >> tl.arange(0, WORD)) & 1
             tl.store(p_flags + tiles, flag.to(tl.int8), mask=o < end)
     return acc, tilt, mass, slopes, best, support, peak
-
-
-@triton.jit
-def rounded(k, dtype: tl.constexpr):
-    """The weights as the product with the values will see them: where Z is tiny, o must be a mean under just these."""
-    if dtype == tl.bfloat16:
-        near = ((k.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True)
-        return tl.where(k == k, near, k)  # the sum of a NaN may be anything
-    else:
-        return k.to(dtype).to(tl.float32)
-
-
-@triton.jit
-def spread(
-    p_v, v_n, b_at, b_lo, b_hi, bends, bounds, p_flags, drop, b_m,
-    BENDS: tl.constexpr, DROPS: tl.constexpr, TRACK: tl.constexpr,
-    DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Σ v over the keys that each row sees, and their number; flags every tile, for all of them hold a weight."""
-    acc = tl.zeros((BLOCK_M, BLOCK_DV), tl.float32)
-    count = tl.zeros((BLOCK_M,), tl.int32)
-    if TRACK:
-        tl.debug_barrier()  # after the flags that other threads have written
-    for tile in range(bounds[0] // BLOCK_N, tl.cdiv(bounds[1], BLOCK_N)):
-        if TRACK:
-            tl.store(p_flags + tile, 1)
-        o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-        b_v = load_rows(p_v, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), v_n, DV, BLOCK_N, BLOCK_DV, False)
-        s = tl.where(legal(o_n[None, :], b_lo[:, None], b_hi[:, None]), 0.0, -INF)
-        s = bend(s, o_n[None, :], b_at[:, None], bends, BENDS)
-        seen = (s == -INF) == 0
-        used = thin(seen.to(tl.float32), drop, b_m, o_n[None, :]) if DROPS else seen
-        acc = add_dot(acc, used.to(b_v.dtype), hush(b_v, s, 0, BENDS))
-        count += tl.sum(seen.to(tl.int32), 1)
-    return acc, (count if hides(BENDS) else b_hi - b_lo).to(tl.float32)

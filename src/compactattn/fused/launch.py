@@ -11,6 +11,7 @@ import os
 import re
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ Code = tuple[float, str, float]  # a kernel as kernels.encode writes it
 LEARNED = -1.0  # stands for the r of the kernels where each head has its own
 ALIBI, BIASED, ALLOWED = 1, 2, 4  # what bends the scores, as bits
 TRACK_FROM = 1024  # keys; below, skipping tiles costs more than it saves
+LONG = 4096  # keys, from which on a program is mostly its tiles
 # steps of Newton, relative to ρ, at which it stops: on the class bests, and on the sums, which it corrects to first order.
 # The error that is left is about the square of the step for the output, a third of the step for the centre of ds; for r = 1
 # the slopes jump at θ.
@@ -106,10 +108,10 @@ class Cut:
     keys: Blocks
 
 
-def choose_cut(queries: int, width: int, dtype: torch.dtype, even: bool = False) -> Cut:
-    """Blocks for a number of queries and the larger head dim; measured on an H200, see docs/LOG.md.
+def choose_cut(queries: int, keys: int, width: int, dtype: torch.dtype, even: bool = False) -> Cut:
+    """Blocks for the numbers of queries and keys and the larger head dim; measured on an H200, see docs/LOG.md.
 
-    `even`: `weights.is_even`, which only the block of keys hangs on.
+    `even`: `weights.is_even`. The size of a tile hangs neither on that nor on the keys.
     """
     if dtype == torch.float32:  # its products need the registers for themselves
         same = Blocks(32, 32, 4, 2) if queries > 16 and width <= 64 else Blocks(16, 32, 4, 1)
@@ -117,10 +119,13 @@ def choose_cut(queries: int, width: int, dtype: torch.dtype, even: bool = False)
     if queries <= 16 or width > 128:  # 64 keys at a time: with fewer classes Newton's last step grows
         m = min(64, _power(queries))
         return Cut(*(Blocks(m, 64, 8 if m == 64 else 4, 2 if width <= 128 else 1) for _ in range(4)))
+    least = Blocks(64, 64, 4, 2, 128)
     if width > 64:
-        return Cut(Blocks(64, 64, 4, 2, 128), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2))
-    keys = Blocks(64, 64, 4, 2, 168) if even else Blocks(64, 64, 4, 3)
-    return Cut(Blocks(64, 64, 4, 3, 128), Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 3, 168), keys)
+        return Cut(least, Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2))
+    by_key = Blocks(64, 64, 4, 3, 168 if even else 255)
+    if keys < LONG:  # what a program begins and ends with counts, and is hidden by others beside it
+        return Cut(least, Blocks(64, 64, 4, 3, 168), least, by_key)
+    return Cut(least, Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 3, 168), by_key)
 
 
 def _power(size: int) -> int:
@@ -142,7 +147,7 @@ class Kept(NamedTuple):
 def kept_like(q: Tensor, k: Tensor, v: Tensor, code: Code, grad: bool) -> Kept:
     """Empty tensors for it."""
     r, rule, _ = code
-    cut = choose_cut(q.shape[2], max(_power(q.shape[3]), _power(v.shape[3])), q.dtype)
+    cut = choose_cut(q.shape[2], k.shape[2], max(_power(q.shape[3]), _power(v.shape[3])), q.dtype)
     rows = q.new_empty(({"nearest": 6, "anchored": 5}.get(rule, 4), *q.shape[:3]), dtype=torch.float32)
     tilted, exact = r != math.inf and rule != "fixed", q.dtype == torch.float32
     means = (tilted and not (exact and rule == "normalising")) + (not exact) if grad and r != 0 else 0
@@ -173,17 +178,17 @@ def estimate(
         listed = track and code[1] in ("normalising", "anchored")
         lists = counts = kept.flags
         grid = call.grid(q, call.cut.forward.m)
+        copies = _describe(call.cut.forward.n, k, v)
         with _on(q):
             if call.peaked:
                 threshold[grid](
-                    q, k, kept.rows, kept.flags, *call.sight,
+                    q, k, copies[0], kept.rows, kept.flags, *call.sight,
                     *_strides(q, k), *call.steps, *call.lengths, call.margin, call.nearest,
-                    TRACK=listed, TOLERANCE=call.tolerance[0],
+                    TRACK=listed, TOLERANCE=call.tolerance[0], DESCRIBED=copies[0] is not k,
                     **call.constants("RULE", "R", "GROUP", "BENDS", "D", "BLOCK_D"), **_options(call.cut.threshold),
                 )  # fmt: skip
             if listed:
-                lists, counts = call.list_tiles(call.bounds(), kept.flags, by_key=False)
-            copies = _describe(call.cut.forward.n, k, v)
+                lists, counts = call.list_tiles(kept.flags, by_key=False)
             forward[grid](
                 q, k, v, *copies, out, kept.tilt, kept.rows, support, lists, counts, kept.flags, *call.sight, call.seed,
                 *_strides(q, k, v, out), *call.steps, *call.lengths, call.margin, *call.drop,
@@ -199,13 +204,14 @@ def estimate(
 
 def estimate_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, orders: Tensor | None,
-    bias_grad: bool, out: Tensor, kept: Kept, drop: Dropout | None = None,
+    wanted: tuple[bool, bool], out: Tensor, kept: Kept, drop: Dropout | None = None,
 ) -> Gradients:  # fmt: skip
-    """`reference.estimate_backward`, from what `estimate` kept."""
+    """`reference.estimate_backward`, from what `estimate` kept. `wanted`: whether bias and scale want a gradient."""
     from compactattn.fused.backward import backward_keys, backward_queries
 
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
     do, q, k, v = (_rows_contiguous(x) for x in (do, q, k, v))
+    bias_grad, scale_grad = wanted
     dbias = torch.empty_like(view.bias, dtype=torch.float32) if bias_grad and view.bias is not None else None
     dscale, dorders = torch.zeros_like(scale), None if orders is None else torch.zeros_like(orders)
     if code[0] == 0 or q.numel() == 0 or k.numel() == 0:
@@ -219,20 +225,24 @@ def estimate_backward(
     track = kept.flags.numel() > 0
     pulled = kept.rows.new_empty((4, call.heads, call.blocks * cut.queries.m))  # what the keys need to know of each row
     with _on(q):
-        bounds = call.bounds()
         if code[0] != 0:
             grid = call.grid(q, cut.queries.m)
             parts = kept.rows.new_empty((1 if orders is None else 2, *grid))
-            lists, counts = call.list_tiles(bounds, kept.flags, by_key=False) if track else (kept.flags, kept.flags)
+            lists, counts = call.list_tiles(kept.flags, by_key=False) if track else (kept.flags, kept.flags)
+            copies = _describe(cut.queries.n, k, v)
             backward_queries[grid](
-                do, q, k, v, out, kept.tilt, dq, kept.rows, pulled, parts[0], parts[-1], lists, counts, *call.sight, call.seed,
+                do, q, k, v, *copies, out, kept.tilt, dq, kept.rows, pulled, parts[0], parts[-1], lists, counts,
+                *call.sight, call.seed,
                 *_strides(do, q, k, v, out, dq), *call.steps, *call.lengths, call.margin, *call.drop,
-                LISTED=track, **call.constants(), **_options(cut.queries),
+                LISTED=track, SCALED=scale_grad, DESCRIBED=copies[0] is not k, **call.constants(), **_options(cut.queries),
             )  # fmt: skip
-            dscale, dorders = (x.view(q.shape[0], q.shape[1], -1).sum((0, 2)) for x in (parts[0], parts[-1]))
+            if scale_grad:
+                dscale = call.join(parts[0])
+            if orders is not None:
+                dorders = call.join(parts[1])
             if dbias is not None:
                 call.pull_bias(dbias, do, q, k, v, kept, pulled)
-        lists, counts = call.list_tiles(bounds, kept.flags, by_key=True)
+        lists, counts = call.list_tiles(kept.flags, by_key=True)
         copies = _describe(cut.keys.m, do, q)
         backward_keys[call.grid(k, cut.keys.n)](
             do, q, *copies, k, v, dk, dv, kept.rows, pulled, lists, counts, *call.sight, call.seed,
@@ -240,7 +250,7 @@ def estimate_backward(
             DESCRIBED=copies[0] is not do,
             **call.constants(), **_options(cut.keys),
         )  # fmt: skip
-    return Gradients(dq, dk, dv, dscale, dbias, None if orders is None else dorders)
+    return Gradients(dq, dk, dv, dscale, dbias, dorders)
 
 
 class Call:
@@ -258,7 +268,7 @@ class Call:
         exact = q.dtype == torch.float32
         bends = (view.slopes is not None) * ALIBI + (view.bias is not None) * BIASED + (view.allowed is not None) * ALLOWED
         even = is_even(CODES[rule], r, bends, exact)
-        self.cut = choose_cut(queries, max(_power(dim), _power(value_dim)), q.dtype, even)
+        self.cut = choose_cut(queries, keys, max(_power(dim), _power(value_dim)), q.dtype, even)
         # where the weights of a fixed kernel may exceed fp16, are powers of s/ρ (which overflow for s itself), or a tensor can
         # hide all keys, the best score is needed first
         direct = rule == "fixed" and q.dtype != torch.float16 and r in (0, 1) and bends <= ALIBI
@@ -292,6 +302,7 @@ class Call:
         """One program for each block of rows of each head."""
         return (x.shape[0] * x.shape[1] * _count(x.shape[2], block),)
 
+    @cached_property
     def bounds(self) -> Tensor:
         """(1 | B, blocks, 4): the keys that any and that all queries of a block see."""
         from compactattn.fused.lists import bound_blocks
@@ -302,6 +313,10 @@ class Call:
             lo, hi, bounds, *self.steps[2:4], *self.lengths[1:3], **self.constants("BENDS"), BLOCK_M=self.cut.forward.m
         )
         return bounds
+
+    def join(self, parts: Tensor) -> Tensor:
+        """(H,) sums of what each block of queries has."""
+        return parts.view(-1, self.lengths[0], self.blocks).sum((0, 2))
 
     def pull_bias(self, dbias: Tensor, do: Tensor, q: Tensor, k: Tensor, v: Tensor, kept: Kept, pulled: Tensor) -> None:
         """Fills the gradient of the bias, from what the queries have written to `pulled`."""
@@ -316,10 +331,11 @@ class Call:
             TRACK=kept.flags.numel() > 0, **own, **self.constants(), **_options(self.cut.queries),
         )  # fmt: skip
 
-    def list_tiles(self, bounds: Tensor, flags: Tensor, by_key: bool) -> tuple[Tensor, Tensor]:
+    def list_tiles(self, flags: Tensor, by_key: bool) -> tuple[Tensor, Tensor]:
         """The lists of `fused.lists.list_tiles`, and their counts."""
         from compactattn.fused.lists import COUNTS, list_tiles
 
+        bounds = self.bounds
         own, size = (self.tiles, self.blocks) if by_key else (self.blocks, self.tiles)
         lists = bounds.new_empty((self.heads, own, size), dtype=torch.int16 if size < 2**15 else torch.int32)
         counts = bounds.new_empty((self.heads, own, COUNTS.value))

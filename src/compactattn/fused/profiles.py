@@ -8,6 +8,8 @@ Shapes: (M, N) a tile of numbers for M queries and N keys; (M, 1) what belongs t
 # mypy: disable-error-code="import-untyped,import-not-found,no-untyped-def"
 from __future__ import annotations
 
+import os
+
 import triton
 import triton.language as tl
 
@@ -18,6 +20,7 @@ LOG2E = tl.constexpr(1.4426950408889634)
 ALL = tl.constexpr(tl.PropagateNan.ALL)
 LEARNED = tl.constexpr(launch.LEARNED)
 SMALLEST, LARGEST = tl.constexpr(2.0**-126), tl.constexpr(3e38)  # normal numbers
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.constexpr_function
@@ -27,11 +30,48 @@ def is_whole(r):
 
 
 @triton.jit
+def saturate(a, b, c):
+    """a · b + c between 0 and 1, and 0 where that is not a number: one instruction, where a maximum alone takes two turns."""
+    if INTERPRETED:
+        t = tl.fma(a, b, c)
+        return tl.where(t > 0.0, tl.minimum(t, 1.0), 0.0)
+    else:
+        return tl.inline_asm_elementwise("fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [a, b, c], tl.float32, True, 1)
+
+
+@triton.jit
+def positive(y):
+    """1 where y > 0, else 0, as a number: a tile has more scores than a thread has room for answers of yes and no."""
+    if INTERPRETED:
+        return tl.where(y > 0.0, 1.0, 0.0)
+    else:
+        return saturate(y, LARGEST, 0.0)
+
+
+@triton.jit
+def reaches_zero(x):
+    """1 where x = 0, else 0, for an x that is nowhere positive."""
+    if INTERPRETED:
+        return tl.where(x == 0.0, 1.0, 0.0)
+    else:
+        return saturate(x, LARGEST, 1.0)
+
+
+@triton.jit
 def whole_powers(t, R: tl.constexpr):
     """t₊^r and t₊^(r−1) for r = 1, 2, 3; the slope is 0 off the support also for r = 1."""
     y = tl.maximum(t, 0.0, propagate_nan=ALL)
     if R == 1.0:
-        return y, tl.where(t > 0.0, 1.0, 0.0)
+        return y, positive(t)
+    else:
+        return rising_powers(y, R)
+
+
+@triton.jit
+def rising_powers(y, R: tl.constexpr):
+    """The same for a y that is nowhere negative."""
+    if R == 1.0:
+        return y, positive(y)
     elif R == 2.0:
         return y * y, y
     else:

@@ -19,7 +19,9 @@ from compactattn.fused.profiles import (
     any_powers,
     any_root,
     is_whole,
+    rising_powers,
     root,
+    saturate,
     whole_powers,
 )
 from compactattn.fused.tiles import bend, grounded, hides, load_rows, open_block, plan, scores, shift
@@ -61,12 +63,13 @@ def is_ordered(rule, bends):
 
 @triton.jit(do_not_specialize=LENGTHS)
 def threshold(
-    p_q, p_k, p_kept, p_flags, p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
+    p_q, p_k, d_k, p_kept, p_flags, p_scale, p_slopes, p_at, p_lo, p_hi, p_bias, p_allowed, p_orders,
     q_b, q_h, q_m, k_b, k_h, k_n, scale_h, at_b, lo_b, hi_b,
     bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n,
     H, Q, K, rows, tiles, margin, nearest,
     RULE: tl.constexpr, R: tl.constexpr, GROUP: tl.constexpr, BENDS: tl.constexpr, TRACK: tl.constexpr,
     TOLERANCE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """Writes max s and ρ of a block of queries of one head, and with TRACK the tiles that may hold a weight."""
     steps = (bias_b, bias_h, bias_m, bias_n, allowed_b, allowed_h, allowed_m, allowed_n)
@@ -79,29 +82,34 @@ def threshold(
     scale, order, bends = own
     size = scale if is_ordered(RULE, BENDS) else 1.0
     row = (b_q, p_k + b * k_b + h // GROUP * k_h, k_n, b_at, b_lo, b_hi, scale, size, bends)
+    copies = (d_k, b.to(tl.int32), (h // GROUP).to(tl.int32))
     block = tl.cast(head, tl.int64) * tl.cdiv(Q, BLOCK_M) + begin // BLOCK_M
     p_flags += block * tiles
     whole = plan(bounds, BLOCK_N)
 
     TWO: tl.constexpr = RULE == NORMALISING or RULE == NEAREST
+    PLAIN: tl.constexpr = is_plain(RULE, R, BENDS, b_q.dtype == tl.float32)
     N: tl.constexpr = BLOCK_N if TWO else 1
     best = tl.full((BLOCK_M, N), -INF, tl.float32)
     second = tl.full((BLOCK_M, N), -INF, tl.float32)
     bound = tl.where(live, -INF, INF)
     best, second, bound = look(
-        best, second, bound, row, bounds, whole, p_flags, order, RULE, margin, BENDS, TRACK, False, D, BLOCK_M, BLOCK_N, BLOCK_D
+        best, second, bound, row, copies, bounds, whole, p_flags, order, RULE, margin, BENDS, TRACK, False,
+        D, BLOCK_M, BLOCK_N, BLOCK_D, DESCRIBED,
     )  # fmt: skip
     if not hides(BENDS):
         if TRACK and TWO:
             peak = largest(best) * size
-            rough = normalising_reach(best * size, second * size, peak, bound, live, order, TOLERANCE, few_turns(R), R)
+            rough = normalising_reach(best, second, size, peak, bound, live, order, TOLERANCE, few_turns(R), R, PLAIN)
             bound = tl.where(live & (peak > -INF), peak - rough, bound)
+        elif TRACK:
+            bound = tl.maximum(bound, largest(best) * size - margin)
         best, second, bound = look(
-            best, second, bound, row, bounds, whole, p_flags, order, RULE, margin, BENDS, TRACK, True,
-            D, BLOCK_M, BLOCK_N, BLOCK_D,
+            best, second, bound, row, copies, bounds, whole, p_flags, order, RULE, margin, BENDS, TRACK, True,
+            D, BLOCK_M, BLOCK_N, BLOCK_D, DESCRIBED,
         )  # fmt: skip
     top = tl.where(live, largest(best), -INF)  # in a whole tile a row that sees nothing has scores all the same
-    best, second, peak = best * size, second * size, top * size
+    peak = top * size
     if hides(BENDS):
         live = live & (peak != -INF)
 
@@ -110,7 +118,7 @@ def threshold(
     far = tl.cast(rows, tl.int64)
     if RULE == ANCHORED:
         reach = tl.zeros((BLOCK_M,), tl.float32) + margin
-        if is_plain(RULE, R, BENDS, b_q.dtype == tl.float32):
+        if PLAIN:
             tl.store(p_kept + THETA * far + o_rows, tl.where(live, top, LONGEST), mask=m_rows)  # so far that no key is in reach
         else:
             tl.store(p_kept + THETA * far + o_rows, peak, mask=m_rows)
@@ -122,22 +130,23 @@ def threshold(
         tl.store(p_kept + THETA * far + o_rows, tl.where(live, theta, 0.0), mask=m_rows)
         tl.store(p_kept + CUT * far + o_rows, cut.to(tl.float32, bitcast=True), mask=m_rows)
     else:
-        reach = normalising_reach(best, second, peak, bound, live, order, TOLERANCE, MOST_TURNS, R)
+        reach = normalising_reach(best, second, size, peak, bound, live, order, TOLERANCE, MOST_TURNS, R, PLAIN)
     tl.store(p_kept + PEAK * far + o_rows, peak, mask=m_rows)
     tl.store(p_kept + REACH * far + o_rows, tl.where(live, reach, 1.0), mask=m_rows)
 
 
 @triton.jit
 def look(
-    best, second, bound, row, bounds, whole, p_flags, order, RULE: tl.constexpr, margin, BENDS: tl.constexpr,
+    best, second, bound, row, copies, bounds, whole, p_flags, order, RULE: tl.constexpr, margin, BENDS: tl.constexpr,
     TRACK: tl.constexpr, WHOLE: tl.constexpr,
-    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    D: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
     """The two best of each class (of each row, where one is enough) after the masked or after the whole tiles.
 
     They are scores in units of `size`.
     """
     b_q, p_k, k_n, b_at, b_lo, b_hi, scale, size, bends = row
+    d_k, b, h = copies
     begin, head, masked, whole_first, whole_last = whole
     end = whole_last - whole_first if WHOLE else masked
     for group in range(0, end, WORD):
@@ -145,7 +154,10 @@ def look(
         for i in range(group, tl.minimum(group + WORD, end)):
             tile = whole_last - 1 - i if WHOLE else tl.where(i < head, begin + i, whole_last + i - head)  # from the diagonal on
             o_n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-            b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, WHOLE)
+            if WHOLE and DESCRIBED:  # no pointer of a row takes a register
+                b_k = d_k.load([b, h, tile * BLOCK_N, 0]).reshape(BLOCK_N, BLOCK_D)
+            else:
+                b_k = load_rows(p_k, tile * BLOCK_N, (o_n >= bounds[0]) & (o_n < bounds[1]), k_n, D, BLOCK_N, BLOCK_D, WHOLE)
             s = scores(b_q, tl.trans(b_k), o_n[None, :], b_lo[:, None], b_hi[:, None], WHOLE)
             if not is_ordered(RULE, BENDS):
                 s = bend(s * scale, o_n[None, :], b_at[:, None], bends, BENDS)
@@ -185,23 +197,24 @@ def largest(best):
 
 @triton.jit
 def normalising_reach(
-    best, second, peak, bound, live, order, TOLERANCE: tl.constexpr, TURNS: tl.constexpr, R: tl.constexpr
+    best, second, size, peak, bound, live, order, TOLERANCE: tl.constexpr, TURNS: tl.constexpr, R: tl.constexpr,
+    PLAIN: tl.constexpr,
 ):  # fmt: skip
     """(M,) ρ with Σ [(ρ + x)/r]₊^r = 1 over the two best of each class: Newton on the r-norm of (ρ + x)₊, from above.
 
-    It starts from a lower bound of θ; every turn leaves a better one. A row stops at the turn whose step is small, whatever
-    its neighbours still do.
+    The bests are in units of `size`, and stay so: their differences from the peak would take as many registers again. It starts
+    from a lower bound of θ; every turn leaves a better one. A row stops at the turn whose step is small, whatever its
+    neighbours still do.
     """
     ground = grounded(peak)
-    x, y = shift(best, ground[:, None]), shift(second, ground[:, None])
     known = tl.minimum(peak - bound, order)
     reach = tl.where(known > 0.0, known, order)
     moving = live & (peak > -INF)
     turn = 0
     going = tl.max(moving.to(tl.int32), 0)
     while (going > 0) & (turn < TURNS):
-        mass, steep = newton_sums(x, reach, order, R)
-        more, steeper = newton_sums(y, reach, order, R)
+        mass, steep = newton_sums(best, size, ground, reach, order, R, PLAIN)
+        more, steeper = newton_sums(second, size, ground, reach, order, R, PLAIN)
         step = newton_step(tl.where(moving, mass + more, 1.0), tl.where(moving, steep + steeper, 1.0), reach, order, R)
         still = moving & (tl.abs(step) > tolerate(order, TOLERANCE, R) * reach)
         reach = tl.where(moving, shorten(reach, step), reach)
@@ -232,12 +245,16 @@ def shorten(reach, step):
 
 
 @triton.jit
-def newton_sums(x, reach, order, R: tl.constexpr):
-    """(M,) Σ K and Σ of its slope, in units of ρ, or of 1 for a whole r."""
-    if is_whole(R):
-        k, steep = whole_powers(x + reach[:, None], R)
+def newton_sums(best, size, peak, reach, order, R: tl.constexpr, PLAIN: tl.constexpr):
+    """(M,) Σ K and Σ of its slope, of y = (ρ + x)/ρ, or (ρ + x)/r for a whole r."""
+    if PLAIN:
+        k, steep = rising_powers(saturate(best, size * (1.0 / R), ((reach - peak) * (1.0 / R))[:, None]), R)
     else:
-        k, steep = any_powers(x, reach[:, None], order)
+        x = shift(best * size, peak[:, None])
+        if is_whole(R):
+            k, steep = whole_powers((x + reach[:, None]) * (1.0 / R), R)
+        else:
+            k, steep = any_powers(x, reach[:, None], order)
     return tl.sum(k, 1), tl.sum(steep, 1)
 
 
@@ -247,7 +264,7 @@ def newton_step(mass, steep, reach, order, R: tl.constexpr):
     if R == 1.0:
         return (mass - 1.0) / steep
     elif is_whole(R):
-        return mass * (1.0 - R * root(mass, R)) / steep
+        return R * mass * (1.0 - root(mass, R)) / steep
     else:
         return mass * (reach - order * any_root(mass, order)) / steep
 

@@ -40,8 +40,8 @@ def hides(bends):
 @triton.jit
 def load_rows(p, start, m_rows, stride, D: tl.constexpr, BLOCK: tl.constexpr, BLOCK_D: tl.constexpr, WHOLE: tl.constexpr):
     """(BLOCK, BLOCK_D) rows start … of a matrix, with zeros beyond D and, unless WHOLE, where the mask is off."""
-    o_rows, o_d = tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
-    p = p + tl.cast(start, tl.int64) * stride + o_rows[:, None] * stride + o_d[None, :]
+    o_rows, o_d = start + tl.arange(0, BLOCK), tl.arange(0, BLOCK_D)
+    p = p + o_rows.to(tl.int64)[:, None] * stride + o_d[None, :]
     if WHOLE:
         if D == BLOCK_D:
             return tl.load(p)
@@ -130,6 +130,15 @@ def scores(a, b, o_n, lo, hi, WHOLE: tl.constexpr):
         return dot(a, b)
     else:
         return add_dot(tl.where(legal(o_n, lo, hi), 0.0, -INF), a, b)
+
+
+@triton.jit
+def rounded(x, dtype: tl.constexpr):
+    """Numbers of a tile as a product in that dtype will see them; what is not a number may become one."""
+    if dtype == tl.bfloat16:  # the processor's own way there and back takes sixteen times as long
+        return ((x.to(tl.int32, bitcast=True) + 0x8000) & -65536).to(tl.float32, bitcast=True)
+    else:
+        return x.to(dtype).to(tl.float32)
 
 
 @triton.jit

@@ -9,7 +9,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from compactattn.fused.profiles import INF, LEARNED, LOG2E, SMALLEST, any_powers, is_whole, root, whole_powers
+from compactattn.fused.profiles import (
+    ALL,
+    INF,
+    LEARNED,
+    LOG2E,
+    SMALLEST,
+    any_powers,
+    is_whole,
+    reaches_zero,
+    rising_powers,
+    root,
+    saturate,
+    whole_powers,
+)
 from compactattn.fused.threshold import (
     ANCHORED,
     CUT,
@@ -24,7 +37,7 @@ from compactattn.fused.threshold import (
     THETA,
     is_plain,
 )
-from compactattn.fused.tiles import bend, grounded, shift
+from compactattn.fused.tiles import bend, grounded, load_scale, shift
 
 TINY = tl.constexpr(2.0**-100)
 
@@ -36,9 +49,9 @@ def is_even(rule, r, bends, exact):
 
 
 @triton.constexpr_function
-def whole_mass(rule, r):
-    """Σ K over a row in the backward pass, where it is the same for every row: r^r, once θ is found, for K = (s − θ)₊^r."""
-    return r**r if rule == NORMALISING.value and r in (1.0, 2.0, 3.0) else 1.0
+def is_saturated(rule, r, bends, exact):
+    """Whether y is at most 1, so that one instruction cuts it at both ends, and a score that is not a number has no weight."""
+    return is_plain(rule, r, bends, exact) and rule != FIXED.value and r != float("inf")
 
 
 @triton.constexpr_function
@@ -74,8 +87,8 @@ def make_row(
 
     Where θ is anchored it is 1 + rise · (q·k − its best) or unit · (x + ρ).
 
-    NORMALISED: K is w, or `whole_mass` times w, else w but for the factor 1/Z, which stays apart where θ is anchored. A row in
-    whose reach no key is has Z < 0 and uniform weights.
+    NORMALISED: K is w, else w but for the factor 1/Z, which stays apart where θ is anchored. A row in whose reach no key is has
+    Z < 0 and uniform weights.
     """
     peak, reach, mass, _, theta, cut = kept
     dead, alone = peak == -INF, mass < 0.0
@@ -96,9 +109,9 @@ def make_row(
         if RULE == NORMALISING:
             base -= ground * LOG2E
     elif is_whole(R) and RULE == NORMALISING:
-        # the last step of Newton leaves a mass closer to r^r than the sums before it can tell; y is that of the forward pass
-        gain = base + R / whole_mass(RULE, R)
-        base = tl.where(dead, -INF, -(ground - reach))
+        # y = s/r − τ, at most 1. The last step of Newton leaves a mass closer to 1 than the sums before it can tell
+        unit, rise = base + 1.0 / R, rise * (1.0 / R)
+        base = tl.where(dead, -INF, -(ground - reach) * (1.0 / R))
     elif is_whole(R):
         factor = root(mass, R) if NORMALISED and RULE != ANCHORED else base + 1.0
         unit = tl.where(dead, 1.0, unit * factor)
@@ -136,9 +149,13 @@ def turn_row(row):
 def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr):
     """The scores of a tile of q·k, K of every key and its slope, both 0 off the support and where a key is not seen."""
     at, scale, bends, peak, reach, theta, cut, unit, inverse, rise, base, order = row
-    if is_plain(RULE, R, BENDS, EXACT):
+    if is_saturated(RULE, R, BENDS, EXACT):
         # an anchored y is 1 at the best key to the last bit, however large the scores are
-        t = tl.fma(raw - peak, rise, 1.0) if RULE == ANCHORED else tl.fma(raw, rise, base)
+        y = saturate(raw - peak, rise, 1.0) if RULE == ANCHORED else saturate(raw, rise, base)
+        k, steep = rising_powers(y, R)
+        return raw, k, steep
+    elif is_plain(RULE, R, BENDS, EXACT):
+        t = tl.fma(raw, rise, base)
         if R == INF:
             k = tl.exp2(t)
             return raw, k, k
@@ -169,3 +186,21 @@ def weigh(raw, o_n, row, RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexp
             inside = (s > theta) | ((s == theta) & (o_n <= cut))
             k, steep = tl.where(inside, k, 0.0), tl.where(inside, steep, 0.0)
         return s, k, steep
+
+
+@triton.jit
+def is_best(s, row, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr):
+    """1 at the key(s) that an anchored row hangs on, else 0; s as `weigh` has it."""
+    if is_plain(ANCHORED, R, BENDS, EXACT):
+        return reaches_zero(s - row[3])
+    else:
+        return tl.where(s == row[3], 1.0, 0.0)
+
+
+@triton.jit
+def largest_scale(p_scale, key_head, scale_h, GROUP: tl.constexpr):
+    """Of the heads that share keys. What dk sums is ds in units of it: ds times a small scale would vanish in fp16."""
+    most = load_scale(p_scale + key_head * GROUP * scale_h)
+    for member in range(1, GROUP):
+        most = tl.maximum(most, load_scale(p_scale + (key_head * GROUP + member) * scale_h), propagate_nan=ALL)
+    return most

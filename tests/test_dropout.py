@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from compactattn import Bias, Causal, Padding, attend, attention, dropout, entmax, parse, reference, rows
-from compactattn.dropout import Dropout, check_rate, draw_seed, factors
+from compactattn.dropout import Dropout, check_rate, draw_seed, factors, foresee
 from compactattn.kernels import RULES, Fixed, encode
 from compactattn.masks import resolve
 
@@ -16,18 +16,19 @@ assert {encode(parse(name))[1] for name in ONE_OF_EACH_RULE} == set(RULES)
 P = 0.3
 
 
-def places(*sizes):
-    return [slice(0, size) for size in sizes]
+def explicit(drop, *sizes):
+    """The whole mask."""
+    return factors(foresee(drop, *sizes[:3]), *(slice(0, size) for size in sizes), torch.float64)
 
 
 def fates(seed, *sizes, p=P):
-    return factors(Dropout(p, torch.tensor(seed)), *places(*sizes), torch.float64)
+    return explicit(Dropout(p, torch.tensor(seed)), *sizes)
 
 
 def drawn_mask(seed, p, *sizes):
     """The mask of the first call of attend() after torch.manual_seed(seed)."""
     torch.manual_seed(seed)
-    return factors(Dropout(p, draw_seed(p, torch.device("cpu"))), *places(*sizes), torch.float64)
+    return explicit(Dropout(p, draw_seed(p, torch.device("cpu"))), *sizes)
 
 
 # -- the hash ------------------------------------------------------------------------------------
@@ -80,7 +81,7 @@ def hashes(b, h, q, k, seed):
     drop = Limited(0.5, seed)
     for bit in reversed(range(31)):
         Limited.limit = found + 2**bit
-        found += dropout.survives(drop, b, h, q, k).long() << bit
+        found += dropout.survives(dropout.foresee_at(drop, b, h, q), k).long() << bit
     return found << 1
 
 
@@ -133,8 +134,8 @@ def test_one_bit_of_a_place_flips_every_bit_of_the_hash_half_of_the_time():
 
 def test_a_block_has_the_mask_of_its_place_in_the_whole():
     drop = Dropout(P, torch.tensor(5))
-    whole = factors(drop, *places(3, 4, 20, 30), torch.float32)
-    part = factors(drop, slice(1, 3), slice(2, 3), slice(5, 20), slice(11, 29), torch.float32)
+    whole = explicit(drop, 3, 4, 20, 30)
+    part = factors(foresee(drop, 5, 6, 23), slice(1, 3), slice(2, 3), slice(5, 20), slice(11, 29), torch.float64)
     assert torch.equal(part, whole[1:3, 2:3, 5:, 11:29])
 
 

@@ -54,25 +54,43 @@ def draw_seed(p: float, device: torch.device) -> Tensor | None:
     return torch.randint(LARGEST_SEED, (), device=device) if p > 0 else None
 
 
-def factors(drop: Dropout, b: slice, h: slice, q: slice, k: slice, dtype: torch.dtype) -> Tensor:
-    """(b, h, q, k) of a block of the weights: 0 where one is dropped, else 1/(1 − p)."""
-    device = drop.seed.device
-    places = [torch.arange(span.start, span.stop, device=device) for span in (b, h, q, k)]
-    of_b, of_h, of_q, of_k = (place.view([-1 if axis == own else 1 for axis in range(4)]) for own, place in enumerate(places))
-    return survives(drop, of_b, of_h, of_q, of_k).to(dtype).mul_(drop.boost)
+class Fates(NamedTuple):
+    """A Dropout and the state that it gives to each row: 64 bits, so that no two are likely to share it."""
+
+    drop: Dropout
+    before: Tensor  # (B, H, Q, 1) int32: enters the hash before its first product
+    between: Tensor  # (B, H, Q, 1) int32: and before its second
 
 
-def survives(drop: Dropout, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-    """Whether a weight is kept, for places that broadcast.
+def foresee(drop: Dropout, batch: int, heads: int, queries: int) -> Fates:
+    """The fates of all weights of a call, not yet told apart by key."""
+    line = torch.arange(max(batch, heads, queries), device=drop.seed.device)
+    return foresee_at(drop, line[:batch, None, None, None], line[:heads, None, None], line[:queries, None])
 
-    A row has a state of 64 bits, so that no two are likely to share it. Of the hash, one half enters before the first
-    product and the other before the second.
-    """
+
+def foresee_at(drop: Dropout, b: Tensor, h: Tensor, q: Tensor) -> Fates:
+    """The same of rows at places that broadcast."""
     low, high = drop.seed & WORD, (drop.seed >> 32) & WORD
     before, between = _stir(_stir(low) ^ high), _stir(_stir(high ^ SALT) ^ low)
     for place in (b, h, q):
         before, between = _stir(before ^ place), _stir(between ^ place)
-    return _is_at_least(_stir_words(_to_word(before) + _to_word(k * STRIDE), _to_word(between)), 2 * drop.limit)
+    return Fates(drop, _to_word(before), _to_word(between))
+
+
+def factors(fates: Fates, b: slice, h: slice, q: slice, k: slice, dtype: torch.dtype) -> Tensor:
+    """(b, h, q, k) of a block of the weights: 0 where one is dropped, else 1/(1 − p)."""
+    drop, before, between = fates
+    keys = torch.arange(k.start, k.stop, device=before.device)
+    return survives(Fates(drop, before[b, h, q], between[b, h, q]), keys).to(dtype).mul_(drop.boost)
+
+
+def survives(fates: Fates, k: Tensor) -> Tensor:
+    """1 where a weight is kept, else 0, in int32: to make and use booleans takes a CPU as long as all the rest."""
+    x = fates.before + _to_word(k * STRIDE)
+    spare = torch.empty_like(x)
+    x = _fold(x, 16, spare).mul_(_signed(FIRST)).bitwise_xor_(fates.between)
+    x = _fold(x, 15, spare).mul_(_signed(SECOND))
+    return _is_at_least(x, 2 * fates.drop.limit)
 
 
 def _stir(x: Tensor) -> Tensor:
@@ -82,11 +100,9 @@ def _stir(x: Tensor) -> Tensor:
     return x.bitwise_xor_(x >> 16)
 
 
-def _stir_words(x: Tensor, between: Tensor) -> Tensor:
-    """The same in place for int32, which wraps around at 2³² by itself, with another number between the two products."""
-    x = x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF)).mul_(_signed(FIRST)).bitwise_xor_(between)
-    x = x.bitwise_xor_((x >> 15).bitwise_and_(0x1FFFF)).mul_(_signed(SECOND))
-    return x.bitwise_xor_((x >> 16).bitwise_and_(0xFFFF))
+def _fold(x: Tensor, bits: int, spare: Tensor) -> Tensor:
+    """x ^ (x >> bits) in place, for int32 that stands for the numbers below 2³²; its products wrap around there by themselves."""
+    return x.bitwise_xor_(torch.bitwise_right_shift(x, bits, out=spare).bitwise_and_(WORD >> bits))
 
 
 def _to_word(x: Tensor) -> Tensor:
@@ -100,5 +116,9 @@ def _signed(word: int) -> int:
 
 
 def _is_at_least(x: Tensor, limit: int) -> Tensor:
-    """x ≥ limit where int32 stands for the numbers below 2³²: with the upper bit flipped, the signed order is theirs."""
-    return x.bitwise_xor_(-(2**31)) >= limit - 2**31
+    """Whether x ^ (x >> 16) ≥ limit, in place, where int32 stands for the numbers below 2³².
+
+    The upper half of x stays and decides, unless it is that of the limit: then it is known, and so is what the lower half is
+    folded with. With the upper bit flipped, the signed order is that of the numbers.
+    """
+    return x.bitwise_xor_((limit >> 16) - 2**31).ge_(limit - 2**31)

@@ -15,7 +15,7 @@ from typing import NamedTuple, overload
 import torch
 from torch import Tensor
 
-from compactattn.dropout import Dropout, factors
+from compactattn.dropout import Dropout, Fates, factors, foresee
 from compactattn.kernels import Rule
 from compactattn.masks import View
 from compactattn.rows import Order, accumulator, block_size, pull, weigh
@@ -55,9 +55,9 @@ class Block:
         spans = zip((self.b, self.h, self.q, self.k), x.shape, strict=True)
         return x[tuple(slice(0, 1) if size == 1 else span for span, size in spans)]
 
-    def fates(self, drop: Dropout | None, dtype: torch.dtype) -> Tensor | None:
+    def factors(self, fates: Fates | None, dtype: torch.dtype) -> Tensor | None:
         """What dropout multiplies the weights of the block by."""
-        return None if drop is None else factors(drop, self.b, self.h, self.q, self.k, dtype)
+        return None if fates is None else factors(fates, self.b, self.h, self.q, self.k, dtype)
 
     def of_rows(self, x: Tensor) -> Tensor:
         """(b, 1, q, 1) of a (1 | B, Q) tensor."""
@@ -128,10 +128,11 @@ def estimate(
     threshold = q.new_full(rows, math.inf, dtype=work)
     support = q.new_zeros(rows, dtype=torch.int32)
     clean, spoilt = _finite(v), _spoilt(v)
+    fates = None if drop is None else foresee(drop, *q.shape[:3])
     for block in blocks(view):
         s = score(block.of_queries(q).to(work), block.of_keys(k, group).to(work), scale, view, block)
         w, row = weigh(s, rule, block.of_heads(r), block.of_heads(scale))
-        used = _thin(w, block.fates(drop, work))
+        used = _thin(w, block.factors(fates, work))
         part = used @ block.of_keys(clean, group).to(work)
         if spoilt is not None:
             part = part.masked_fill(used @ block.of_keys(spoilt, group).to(work) > 0, math.nan)
@@ -168,15 +169,16 @@ def estimate_backward(
     dscale, dr = (scale.new_zeros(heads) for _ in range(2))
     dbias = torch.zeros_like(view.bias, dtype=work) if bias_grad and view.bias is not None else None
     clean_q, clean_k, clean_v = (_finite(x) for x in (q, k, v))
+    fates = None if drop is None else foresee(drop, *q.shape[:3])
     for block in blocks(view):
         factor, order = block.of_heads(scale), block.of_heads(r)
         s = score(block.of_queries(q).to(work), block.of_keys(k, group).to(work), scale, view, block)
         qb, dob = (block.of_queries(x).to(work) for x in (clean_q, do))
         kb, vb = (block.of_keys(x, group).to(work) for x in (clean_k, clean_v))
         w, row = weigh(s, rule, order, factor)
-        fates = block.fates(drop, work)
-        dv[block.b, block.h, block.k] += _thin(w, fates).mT @ dob
-        ds, dperfect, dorder = pull(w, _thin(dob @ vb.mT, fates), row.norm, row.edge, rule, order)
+        kept = block.factors(fates, work)
+        dv[block.b, block.h, block.k] += _thin(w, kept).mT @ dob
+        ds, dperfect, dorder = pull(w, _thin(dob @ vb.mT, kept), row.norm, row.edge, rule, order)
         if dbias is not None:
             part = block.of_scores(dbias)
             part += ds.sum_to_size(part.shape)
@@ -192,9 +194,9 @@ def estimate_backward(
     return Gradients(dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dscale, dbias, dr if isinstance(r, Tensor) else None)
 
 
-def _thin(x: Tensor, fates: Tensor | None) -> Tensor:
+def _thin(x: Tensor, kept: Tensor | None) -> Tensor:
     """The weights after dropout, or what they receive through it."""
-    return x if fates is None else x * fates
+    return x if kept is None else x * kept
 
 
 def _finite(x: Tensor) -> Tensor:

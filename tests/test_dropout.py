@@ -57,6 +57,15 @@ def test_the_mask_is_the_hash_that_is_written_down():
         assert found[b, h, q, k] == (1 / (1 - P) if kept else 0.0)
 
 
+def test_a_fate_is_decided_by_all_31_bits_of_that_hash():
+    """The last fold of the hash is made on the limit, which shows only where the upper halves of both are the same."""
+    rng = torch.Generator().manual_seed(0)
+    place = [torch.randint(2**16, (200,), generator=rng) for _ in range(4)]
+    seed = torch.randint(2**62, (200,), generator=rng)
+    wanted = [slowly(*x) >> 1 << 1 for x in zip(seed.tolist(), *(axis.tolist() for axis in place), strict=True)]
+    assert hashes(*place, seed).tolist() == wanted
+
+
 def test_a_hash_is_uniform():
     """χ² over 256 classes of the upper and of the lower bits, for consecutive keys, queries, heads, samples and seeds."""
     count = 2**16

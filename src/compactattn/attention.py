@@ -179,16 +179,18 @@ def _attend(
         return found.out, found.threshold, found.support, *kept
     order = r if orders is None else orders
     with _full_precision(q):
-        found = reference.estimate(q, k, v, scale, view, decode_rule(rule, value), order, readout, drop)
-    return *found, q.new_empty(0), q.new_empty(0), q.new_empty(0)
+        found, reach = reference.estimate(q, k, v, scale, view, decode_rule(rule, value), order, readout, drop, grad)
+    return *found, reach, q.new_empty(0), q.new_empty(0)
 
 
 @_attend.register_fake
 def _(q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, value, readout, fused=False, grad=True, *_):  # type: ignore[no-untyped-def]
     shape = q.shape[:3] if readout else (0, 0, 0)
     out = q.new_empty((*q.shape[:3], v.shape[3]))
-    kept = launch.kept_like(q, k, v, (r, rule, value), grad) if fused else (q.new_empty(0) for _ in range(3))
-    return out, q.new_empty(shape, dtype=accumulator(q.dtype)), q.new_empty(shape, dtype=torch.int32), *kept
+    work = accumulator(q.dtype)
+    reach = q.new_empty(q.shape[:3] if grad else (0, 0, 0), dtype=work)
+    kept = launch.kept_like(q, k, v, (r, rule, value), grad) if fused else (reach, q.new_empty(0), q.new_empty(0))
+    return out, q.new_empty(shape, dtype=work), q.new_empty(shape, dtype=torch.int32), *kept
 
 
 @custom_op("compactattn::attend_backward", mutates_args=())
@@ -226,7 +228,7 @@ def _attend_backward(
         got = launch.estimate_backward(do, q, k, v, scale, view, (r, rule, value), orders, wanted, out, kept, drop)
     else:
         with _full_precision(q):
-            got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad, drop)
+            got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad, drop, rows)
     none = scale.new_zeros(0)
     dbias = none if got.bias is None else got.bias.to(bias.dtype)  # type: ignore[union-attr]
     dq, dk, dv = (x.contiguous() for x in got[:3])  # as the fake operator promises, whatever the strides of q, k, v
@@ -244,7 +246,8 @@ def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, va
 def _save_attend(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)  # of what is kept there is none, and zeros in its place would be written each time
     *tensors, ctx.r, ctx.rule, ctx.value, _, fused, _, ctx.dropout, seed = inputs
-    ctx.save_for_backward(*tensors, *((output[0], *output[3:]) if fused else (None,) * 4), seed)
+    kept = (output[0], *output[3:]) if fused else (None, output[3], None, None)
+    ctx.save_for_backward(*tensors, *kept, seed)
 
 
 def _pull_attend(ctx: Any, do: Tensor | None, *_: Tensor | None) -> tuple[Tensor | None, ...]:

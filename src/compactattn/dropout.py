@@ -101,7 +101,7 @@ def _stir(x: Tensor) -> Tensor:
 
 
 def _fold(x: Tensor, bits: int, spare: Tensor) -> Tensor:
-    """x ^ (x >> bits) in place, for int32 that stands for the numbers below 2³²; its products wrap around there by themselves."""
+    """x ^ (x >> bits) in place, for int32, which stands for the numbers below 2³² and wraps around there by itself."""
     return x.bitwise_xor_(torch.bitwise_right_shift(x, bits, out=spare).bitwise_and_(WORD >> bits))
 
 

@@ -118,30 +118,36 @@ class Estimate(NamedTuple):
 
 def estimate(
     q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, rule: Rule, r: Order, readout: bool,
-    drop: Dropout | None = None,
-) -> Estimate:  # fmt: skip
-    """Nadaraya-Watson estimate of the values at each query (paper Eq. 2): o = Σ_i w_i v_i."""
+    drop: Dropout | None = None, grad: bool = False,
+) -> tuple[Estimate, Tensor]:  # fmt: skip
+    """Nadaraya-Watson estimate of the values at each query (paper Eq. 2): o = Σ_i w_i v_i.
+
+    For `grad`, also the reach of each row (B, H, Q), which `estimate_backward` need not search for again.
+    """
     group = q.shape[1] // k.shape[1]
     work = accumulator(q.dtype)
     out = q.new_zeros((*q.shape[:3], v.shape[3]))
     rows = q.shape[:3] if readout else (0, 0, 0)
     threshold = q.new_full(rows, math.inf, dtype=work)
     support = q.new_zeros(rows, dtype=torch.int32)
+    reach = q.new_empty(q.shape[:3] if grad else (0, 0, 0), dtype=work)
     clean, spoilt = _finite(v), _spoilt(v)
     fates = None if drop is None else foresee(drop, *q.shape[:3])
     for block in blocks(view):
-        s = score(block.of_queries(q).to(work), block.of_keys(k, group).to(work), scale, view, block)
-        w, row = weigh(s, rule, block.of_heads(r), block.of_heads(scale))
-        used = _thin(w, block.factors(fates, work))
-        part = used @ block.of_keys(clean, group).to(work)
-        if spoilt is not None:
-            part = part.masked_fill(used @ block.of_keys(spoilt, group).to(work) > 0, math.nan)
-        block.of_queries(out).copy_(part)
+        qb, kb = block.of_queries(q).to(work), block.of_keys(k, group).to(work)
+        w, row = weigh(score(qb, kb, scale, view, block), rule, block.of_heads(r), block.of_heads(scale))
         if readout:
             empty = row.peak == -math.inf
             block.of_queries(threshold).copy_(torch.where(empty, math.inf, row.peak - row.reach)[..., 0])
             block.of_queries(support).copy_((w > 0).sum(-1))
-    return Estimate(out, threshold, support)
+        if grad:
+            block.of_queries(reach).copy_(row.reach[..., 0])
+        w = _thin(w, block.factors(fates, work), out=w)
+        part = w @ block.of_keys(clean, group).to(work)
+        if spoilt is not None:
+            part = part.masked_fill(w @ block.of_keys(spoilt, group).to(work) > 0, math.nan)
+        block.of_queries(out).copy_(part)
+    return Estimate(out, threshold, support), reach
 
 
 class Gradients(NamedTuple):
@@ -157,9 +163,9 @@ class Gradients(NamedTuple):
 
 def estimate_backward(
     do: Tensor, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, rule: Rule, r: Order, bias_grad: bool,
-    drop: Dropout | None = None,
+    drop: Dropout | None = None, reach: Tensor | None = None,
 ) -> Gradients:  # fmt: skip
-    """Gradients of `estimate`, one block of recomputed weights at a time."""
+    """Gradients of `estimate`, one block of recomputed weights at a time, from the reach that it found."""
     batch, heads, _, _ = view.shape
     group = heads // k.shape[1]
     work = accumulator(q.dtype)
@@ -172,13 +178,15 @@ def estimate_backward(
     fates = None if drop is None else foresee(drop, *q.shape[:3])
     for block in blocks(view):
         factor, order = block.of_heads(scale), block.of_heads(r)
-        s = score(block.of_queries(q).to(work), block.of_keys(k, group).to(work), scale, view, block)
+        qb, kb = block.of_queries(q).to(work), block.of_keys(k, group).to(work)
+        start = None if reach is None else block.of_queries(reach)[..., None]
+        w, row = weigh(score(qb, kb, scale, view, block), rule, order, factor, start)
         qb, dob = (block.of_queries(x).to(work) for x in (clean_q, do))
         kb, vb = (block.of_keys(x, group).to(work) for x in (clean_k, clean_v))
-        w, row = weigh(s, rule, order, factor)
         kept = block.factors(fates, work)
         dv[block.b, block.h, block.k] += _thin(w, kept).mT @ dob
-        ds, dperfect, dorder = pull(w, _thin(dob @ vb.mT, kept), row.norm, row.edge, rule, order)
+        dw = dob @ vb.mT
+        ds, dperfect, dorder = pull(w, _thin(dw, kept, out=dw), row.norm, row.edge, rule, order)
         if dbias is not None:
             part = block.of_scores(dbias)
             part += ds.sum_to_size(part.shape)
@@ -194,9 +202,9 @@ def estimate_backward(
     return Gradients(dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), dscale, dbias, dr if isinstance(r, Tensor) else None)
 
 
-def _thin(x: Tensor, kept: Tensor | None) -> Tensor:
+def _thin(x: Tensor, kept: Tensor | None, out: Tensor | None = None) -> Tensor:
     """The weights after dropout, or what they receive through it."""
-    return x if kept is None else x * kept
+    return x if kept is None else torch.mul(x, kept, out=out)
 
 
 def _finite(x: Tensor) -> Tensor:

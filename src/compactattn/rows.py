@@ -43,11 +43,12 @@ class Row(NamedTuple):
 # -- scores → weights ----------------------------------------------------------------------------
 
 
-def weigh(s: Tensor, rule: Rule, r: Order, perfect: Tensor | float = 1.0) -> tuple[Tensor, Row]:
+def weigh(s: Tensor, rule: Rule, r: Order, perfect: Tensor | float = 1.0, start: Tensor | None = None) -> tuple[Tensor, Row]:
     """Weights of each row of scores, and what the rule found.
 
     −inf is an illegal key. A row of nothing else gets zeros; NaN stays in its row; +inf takes
     all the weight. `perfect` is the score of a perfect match, from which Fixed measures.
+    `start` (..., 1) is the reach of each row, if it has been found before.
     """
     if s.shape[-1] == 0:
         none = s.new_zeros((*s.shape[:-1], 1))
@@ -57,7 +58,7 @@ def weigh(s: Tensor, rule: Rule, r: Order, perfect: Tensor | float = 1.0) -> tup
     finite = bool(peak.isfinite().all())
     if not finite:
         x = torch.where(s == peak, 0.0, x)  # ±inf − ±inf
-    found = _RULES[type(rule)](Scores(s, x, peak, perfect), rule, r)
+    found = _RULES[type(rule)](Scores(s, x, peak, perfect, start), rule, r)
     w = found.k
     if not finite:
         w = torch.where(peak.isnan(), peak, w).masked_fill(peak == -math.inf, 0.0)
@@ -77,6 +78,7 @@ class Scores(NamedTuple):
     x: Tensor  # (..., K) s − max s
     peak: Tensor  # (..., 1)
     perfect: Tensor | float
+    start: Tensor | None  # (..., 1)
 
 
 class Found(NamedTuple):
@@ -132,10 +134,8 @@ def _normalising(scores: Scores, rule: Rule, r: Order) -> Found:
     """
     if isinstance(r, float) and r == math.inf:
         return Found(_exp(scores.x), torch.full_like(scores.peak, math.inf), scores.peak)
-    reach = torch.zeros_like(scores.peak) + r
     k, slope = torch.empty_like(scores.x), torch.empty_like(scores.x)
-    for _ in range(3 if isinstance(r, float) and 1 < r < 1.5 else 0):  # where turns are many and dear
-        reach = _head_start(k, slope, scores.x, reach, r)
+    reach = _head_start(k, slope, scores.x, r) if scores.start is None else scores.start
     for turn in range(1, MOST_TURNS + 1):
         step = _newton(k, slope, scores.x, reach, r)
         moving = step.abs() > 4 * torch.finfo(reach.dtype).eps * reach  # rounding can carry a step past a small root
@@ -147,14 +147,17 @@ def _normalising(scores: Scores, rule: Rule, r: Order) -> Found:
     return Found(k.addcmul_(slope, last).clamp_min_(0.0), reach - step, torch.zeros_like(reach) + r)
 
 
-def _head_start(k: Tensor, slope: Tensor, x: Tensor, reach: Tensor, r: Order) -> Tensor:
-    """A smaller ρ, still at or above the root: over any n keys Σ t^r ≥ n (Σ t / n)^r, where t = ρ + x.
+def _head_start(k: Tensor, slope: Tensor, x: Tensor, r: Order) -> Tensor:
+    """ρ = r, or where turns of Newton are many and dear a smaller one, still at or above the root.
 
-    Overwrites k and slope. Costs a third of a turn of Newton.
+    Over any n keys Σ t^r ≥ n (Σ t / n)^r, where t = ρ + x. Overwrites k and slope. Costs three thirds of a turn.
     """
-    total = torch.add(x, reach, out=k).clamp_min_(0.0).sum(-1, keepdim=True)
-    count = torch.sign(k, out=slope).sum(-1, keepdim=True)
-    return _shorten(reach, (total / count - r * count ** (-1 / r)).clamp_min(0.0))
+    reach = torch.zeros_like(x[..., :1]) + r
+    for _ in range(3 if isinstance(r, float) and 1 < r < 1.5 else 0):
+        total = torch.add(x, reach, out=k).clamp_min_(0.0).sum(-1, keepdim=True)
+        count = torch.sign(k, out=slope).sum(-1, keepdim=True)
+        reach = _shorten(reach, (total / count - r * count ** (-1 / r)).clamp_min(0.0))
+    return reach
 
 
 def _newton(k: Tensor, slope: Tensor, x: Tensor, reach: Tensor, r: Order) -> Tensor:
@@ -251,11 +254,13 @@ def pull(w: Tensor, dw: Tensor, norm: Tensor, edge: Tensor | None, rule: Rule, r
         return Pull(torch.zeros_like(w), zero, torch.zeros_like(norm))  # a step has no slope
     a = _slope(w, norm, rule, r)
     if isinstance(rule, Normalising):
-        centre = (a * dw).sum(-1, keepdim=True) / a.sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
-        dr = (_order_slope(w, r) * (dw - centre)).sum(-1, keepdim=True) if isinstance(r, Tensor) else None
-        return Pull(a.mul_(dw - centre), None, dr)
-    centre = (w * dw).sum(-1, keepdim=True)
-    ds = a.mul_(dw - centre)
+        ds = a * dw
+        centre = ds.sum(-1, keepdim=True) / a.sum(-1, keepdim=True).clamp_min(torch.finfo(w.dtype).tiny)
+        torch.sub(dw, centre, out=ds)
+        dr = (_order_slope(w, r) * ds).sum(-1, keepdim=True) if isinstance(r, Tensor) else None
+        return Pull(ds.mul_(a), None, dr)
+    ds = w * dw
+    torch.sub(dw, ds.sum(-1, keepdim=True), out=ds).mul_(a)
     dtheta = -ds.sum(-1, keepdim=True)
     if isinstance(rule, Fixed):
         return Pull(ds, dtheta, None)
@@ -268,7 +273,7 @@ def pull(w: Tensor, dw: Tensor, norm: Tensor, edge: Tensor | None, rule: Rule, r
 def _slope(w: Tensor, norm: Tensor, rule: Rule, r: Order) -> Tensor:
     """a_i = ∂w_i/∂s_i at fixed θ and Z: (r / ‖(ρ + x)₊‖_r) w_i^(1−1/r); for the Gaussian w_i itself."""
     if isinstance(r, float) and r == math.inf:
-        return w.clone()
+        return w
     a = _root_of(w, r)
     return a if isinstance(rule, Normalising) else a.mul_(r / norm)  # the norm is r where Σ w = 1
 
@@ -277,7 +282,7 @@ def _root_of(w: Tensor, r: Order) -> Tensor:
     """w^(1−1/r), and 0 at 0 also for r = 1. Logarithms and roots of 0 are slow on a CPU: none is taken."""
     v = w.clamp_min(torch.finfo(w.dtype).tiny)
     if isinstance(r, float) and r in (1.0, 2.0):
-        return w / v if r == 1 else v.rsqrt_().mul_(w)
+        return torch.div(w, v, out=v) if r == 1 else v.rsqrt_().mul_(w)
     return v.log2_().mul_(-1 / r).exp2_().mul_(w)
 
 

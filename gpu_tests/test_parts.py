@@ -65,7 +65,7 @@ def test_decode_errs_as_little_as_the_reference_with_pages_and_without(kernel, d
 
 
 @needs_gpu
-@pytest.mark.parametrize("kernel", ["biweight", "relumax"])
+@pytest.mark.parametrize("kernel", ["biweight", "relumax", "gaussian", "norm_relu"])
 def test_a_cuda_graph_decodes_from_a_cache_that_grows(kernel):
     q, k, v, _ = draw_cache(HALF)
     lengths = torch.tensor([4000, 1200, 7], device=DEVICE)

@@ -261,6 +261,22 @@ PLANTS = {
     ),
     "keys that were not added pass for bounded": Plant("decode.py", "(ends <= filled)", "(ends < filled + 64)", "paged"),
     "a split of the pages is left out": Plant("decode.py", "(o < splits)[:, None]", "(o < splits - 1)[:, None]", "paged"),
+    "a rising maximum leaves the sum over a cache as it was": Plant(
+        "decode.py", "mass = shrink(mass, factor) + k", "mass = mass + k", "softmax decode"
+    ),
+    "a rising maximum leaves the values as they were": Plant(
+        "decode.py", "add_values(shrink(acc, factor), k, b_v)", "add_values(acc, k, b_v)", "softmax decode"
+    ),
+    "splits are added in units of their own best keys": Plant(
+        "decode.py", "more, part = shrink(more, factor), shrink(part, factor[:, None])", "more, part = more, part", "softmax"
+    ),
+    "where a key is in reach others still weigh as if none were": Plant(
+        "decode.py", "tl.where(factor == 0.0, 0.0, x * factor)", "tl.where(factor == 0.0, x, x * factor)", "fixed decode"
+    ),
+    "a fixed θ is that of another bandwidth": Plant("decode.py", "(group[3] - margin)", "(group[3] + margin)", "fixed decode"),
+    "a list of pages begins anew": Plant(
+        "decode.py", "listed += tl.sum(wanted", "listed = tl.sum(wanted", "paged fixed decode"
+    ),
     "pages that matter are not listed": Plant("decode_threshold.py", "<= -reach) == 0", "<= -0.5 * reach) == 0", "decode"),
     "Newton on a cache stops early": Plant("decode_threshold.py", "4 * EPS, True", "0.1, True", "decode"),
     "the k-th key of a window is counted from its start": Plant("decode_threshold.py", "cut + begin * PAGE", "cut", "window"),

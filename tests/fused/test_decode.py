@@ -111,6 +111,85 @@ def test_a_cache_of_many_pages_agrees_with_the_reference(kernel, monkeypatch):
     check(clustered(case), kernel, case, pages=True)
 
 
+DIRECT = ["gaussian", "norm_relu", "rectified(r=3, b=1)", "rectified(r=1.5, b=1)", "ball"]  # θ is known before any score
+
+
+@pytest.mark.parametrize("kernel", DIRECT)
+def test_one_look_is_all_where_the_threshold_is_known(kernel, monkeypatch, poisoned):
+    from compactattn.fused import decode as kernels
+    from compactattn.fused import decode_threshold
+
+    for module, name in ((decode_threshold, "find_threshold"), (kernels, "score_pages"), (kernels, "estimate")):
+        monkeypatch.setattr(module, name, None)
+    for case in CASES.values():
+        check(draw(case), kernel, case)
+
+
+@pytest.mark.parametrize("order", ["rising", "falling", "mixed", "mixed in fp16"])
+@pytest.mark.parametrize("kernel", DIRECT)
+def test_a_better_key_at_any_place_of_a_long_cache_scales_what_was_summed_before(kernel, order, poisoned):
+    """Two splits of 16 pages, whose best keys rise, fall or do both."""
+    case = Case(1, 2, 1, 1, 32 * PAGE - 5, 8, 8)
+    q, k, v, _ = draw(case)
+    place = torch.linspace(-1, 1, case.keys)
+    place = {"rising": place, "falling": -place}.get(order, torch.sin(40 * place))
+    dtype = torch.float16 if order.endswith("fp16") else torch.float32
+    k = k + 4 * place[:, None] * q[:, :1] / q[:, :1].norm()
+    check((q.to(dtype), k.to(dtype), v.to(dtype), torch.tensor([0.5, 2.0])), kernel, case)
+
+
+@pytest.mark.parametrize("pages", [False, True])
+@pytest.mark.parametrize("kernel", DIRECT[1:])
+def test_nothing_in_reach_is_uniform_and_the_first_key_that_is_takes_all(kernel, pages, poisoned):
+    """Of the four rows one has all keys out of reach, the others one key within it: of the first, the middle or the last page.
+
+    All lie in one group, so that a page is read for the row that needs it. Values without weight may hold anything where no row
+    of the group has one for them.
+    """
+    case = Case(1, 4, 1, 1, 34 * PAGE - 7, 4, 3)
+    q = torch.eye(4)[None, :, None]
+    k = torch.zeros(1, 1, case.keys, 4) - 0.5
+    inside = [3, case.keys // 2, case.keys - 1]
+    for row, key in enumerate(inside):
+        k[0, 0, key, row] = 7.0
+    _, _, v, _ = draw(case)
+    scale = torch.full((4,), 2.0)
+    out = decode(q, k, v, kernel, scale=scale, backend="fused", pages=Pages.of(k) if pages else None)
+    out, skipped = out if pages else (out, torch.zeros(1, 1))
+    torch.testing.assert_close(out[0, :3, 0], v[0, 0, inside], rtol=0, atol=0)
+    torch.testing.assert_close(out[0, 3, 0], v.mean(2)[0, 0], rtol=1e-5, atol=1e-6)
+    assert skipped == 0  # for the row that sees nothing in reach
+    v[0, 0, [key for key in range(case.keys) if key not in inside]] = math.nan
+    given = Pages.of(k) if pages else None
+    out = decode(q[:, :1], k, v, kernel, scale=scale[:1], backend="fused", pages=given)
+    out, skipped = out if pages else (out, torch.ones(1, 1))
+    torch.testing.assert_close(out[0, 0, 0], v[0, 0, 3], rtol=0, atol=0)
+    assert skipped > 0
+
+
+@pytest.mark.parametrize("kernel", DIRECT)
+def test_huge_scores_and_a_score_that_is_no_number_stay_in_their_rows(kernel, poisoned):
+    """Where the best key rises to 1e30 everything before it vanishes; in fp32, whose products hold such scores."""
+    case = Case(1, 3, 1, 1, 40 * PAGE, 8, 8)
+    q, k, v, scale = draw(case)
+    q[0, 1], q[0, 2, 0, 0] = 0.0, math.nan
+    k[0, 0, 1700] = 1e30 * q[0, 0, 0]
+    out = decode(q, k, v, kernel, scale=scale, backend="fused")
+    want = decode(q, k, v, kernel, scale=scale, backend="reference")
+    torch.testing.assert_close(out[0, :2], want[0, :2], rtol=1e-5, atol=1e-6)
+    assert out[0, 2].isnan().all()
+
+
+@pytest.mark.parametrize("kernel", ["ball(0.5)", "rectified(r=2, b=0.5)"])
+def test_pages_of_a_fixed_bandwidth_are_skipped_and_hold_no_support(kernel):
+    case = Case(1, 1, 1, 1, 40 * PAGE, 16, 8)
+    q, k, v, _ = clustered(case)
+    q, k = q / q.norm(), k / k.norm(dim=-1, keepdim=True)
+    k[0, 0, 20 * PAGE : 21 * PAGE] = q[0, 0] + 0.05 * k[0, 0, 20 * PAGE : 21 * PAGE]
+    skipped = check((q, k, v, torch.ones(1)), kernel, case, pages=True)
+    assert 30 < skipped < 40
+
+
 @pytest.mark.parametrize("kernel", ["gaussian", *ONE_OF_EACH_RULE])
 def test_half_precision_errs_as_little_as_the_reference(kernel):
     """In fp16: the interpreter multiplies no bf16."""
@@ -198,12 +277,17 @@ def test_a_value_without_weight_may_hold_anything(kernel):
     assert torch.equal(run((q, k, v, scale), kernel, case, "fused"), clean)
 
 
-@pytest.mark.parametrize("kernel", ONE_OF_EACH_RULE)
-def test_a_sample_has_the_same_bits_in_any_batch(kernel):
-    case = Case(3, 2, 1, 1, 200, 8, 8)
+@pytest.mark.parametrize(
+    ("kernel", "case"),
+    [
+        *((kernel, Case(3, 2, 1, 1, 200, 8, 8)) for kernel in ONE_OF_EACH_RULE),
+        *((kernel, Case(2, 1, 1, 1, 32 * PAGE, 8, 8)) for kernel in ("gaussian", "norm_relu")),  # two splits
+    ],
+)
+def test_a_sample_has_the_same_bits_in_any_batch(kernel, case):
     q, k, v, scale = draw(case)
     together = decode(q, k, v, kernel, scale=scale, backend="fused")
-    for b in range(3):
+    for b in range(case.batch):
         part = slice(b, b + 1)
         assert torch.equal(decode(q[part], k[part], v[part], kernel, scale=scale, backend="fused"), together[part])
 

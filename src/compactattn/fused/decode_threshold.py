@@ -12,7 +12,7 @@ import triton.language as tl
 
 from compactattn.fused import decode_launch
 from compactattn.fused.profiles import INF, any_powers, is_whole, root, whole_powers
-from compactattn.fused.threshold import ANCHORED, EPS, FIXED, LONGEST, MOST_TURNS, NEAREST, NORMALISING, to_ordered
+from compactattn.fused.threshold import ANCHORED, EPS, FIXED, LONGEST, MOST_TURNS, NEAREST, to_ordered
 from compactattn.fused.tiles import shift
 
 PAGE = tl.constexpr(decode_launch.PAGE)
@@ -160,8 +160,6 @@ def find_threshold(
     elif RULE == FIXED:
         theta = tl.load(p_scale + h * scale_h) - margin
         reach = tl.minimum(peak - theta, LONGEST)
-    elif R == INF and RULE == NORMALISING:
-        reach = tl.cast(INF, tl.float32)
     else:
         # the best keys of the pages have a threshold of their own, not above that of all keys
         if RULE == NEAREST:

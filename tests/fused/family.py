@@ -1,6 +1,7 @@
 """What the tests of the fused paths share: the kernels they go through, how a case is drawn, and how it is judged.
 
-Tolerances are measured: an output may err twice, a gradient three times as much as the fp32 reference, and a few ulp.
+Tolerances are measured: an output may err twice, a gradient three times as much as the reference in the same dtype, and a few
+ulp. The reference may add up q·k in the given order of the head dim or in some others: in one it can be right by luck.
 """
 
 import math
@@ -12,8 +13,8 @@ import torch
 from compactattn import Bias, Mask, attend, entmax, parse
 from compactattn.kernels import FAMILY, RULES, encode
 
-# the interpreter multiplies with NumPy, whose fp32 products differ by machine; ReLUmax, whose best key sums ds, had 17
-ULPS = 20
+ULPS = 4  # 0.26 were needed
+ORDERS = 4
 KERNELS = [
     "gaussian",
     "epanechnikov",
@@ -88,13 +89,24 @@ def run(inputs, do, kernel, mask, backend, dtype=None, dropout=0.0, **learned):
     return dict(zip(("out", *(f"d{name}" for name in inputs)), (x.detach().double() for x in found), strict=True))
 
 
+def run_plain(inputs, do, kernel, mask, **options):
+    """The reference in the dtype of the inputs, with the head dim in the given order and in some others."""
+    q, k, v, scale = inputs
+    yield run(inputs, do, kernel, mask, "reference", **options)
+    for seed in range(ORDERS):
+        order = torch.randperm(q.shape[3], generator=torch.Generator().manual_seed(seed))
+        turned = run((q.detach()[..., order], k.detach()[..., order], v, scale), do, kernel, mask, "reference", **options)
+        yield turned | {name: turned[name][..., order.argsort()] for name in ("dq", "dk")}
+
+
 def check(inputs, do, kernel, mask, **options):
     exact = run(inputs, do, kernel, mask, "reference", torch.float64, **options)
-    plain = run(inputs, do, kernel, mask, "reference", **options)
+    plain = list(run_plain(inputs, do, kernel, mask, **options))
     ours = run(inputs, do, kernel, mask, "fused", **options)
     eps = torch.finfo(inputs[0].dtype).eps
     for name, want in exact.items():
-        error, allowed = ((x[name] - want).norm() for x in (ours, plain))
+        error, *others = ((x[name] - want).norm() for x in (ours, *plain))
+        allowed = max(others)
         size = want.norm() if name != "dscale" else exact["dq"].norm() * inputs[0].detach().double().norm()
         if name == "dbias" and want.numel() < do[..., 0].numel() * inputs[1].shape[2]:
             # the sums cancel: a number added to a whole row changes nothing

@@ -199,8 +199,8 @@ def pull_keys(
 ):  # fmt: skip
     """Σ ds k over the masked or the whole tiles, Σ ds where dscale hangs on it, and what a learned r receives.
 
-    With CENTRE nothing of it, but Σ K dw, Σ u dw and Σ u, with u = y^(r−1), or w where θ is fixed: what the centre of ds and the
-    share of θ are made of.
+    With CENTRE nothing of it, but Σ K dw, Σ u dw and Σ u, with u = y^(r−1), or w where θ is fixed: what the centre of ds and
+    the share of θ are made of.
     """
     acc, drift, dorder = sums
     p_k, p_v, k_n, v_n, d_k, d_v, b, h, p_list, tiles = keys

@@ -298,6 +298,9 @@ def test_what_a_missing_triton_would_not_mend_is_told_first(monkeypatch):
             attention._choose("fused", q)
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert launch.supports(torch.ones(1)) == "Triton is not installed"
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    with pytest.raises(ValueError, match="on an AMD GPU"):
+        attention._choose("fused", q)
 
 
 def test_auto_says_once_which_backend_it_chose(caplog):

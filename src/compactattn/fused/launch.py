@@ -69,6 +69,8 @@ def supports(q: Tensor) -> str:
             return "q is on the CPU, where the kernels run only under TRITON_INTERPRET=1"
     elif q.device.type != "cuda":
         return f"q is on {q.device.type}, the kernels need CUDA"
+    elif torch.version.hip is not None:
+        return "q is on an AMD GPU, the kernels hold instructions of NVIDIA's"
     elif not is_new(q.device.index or 0):
         return f"the GPU is older than compute capability {OLDEST_GPU[0]}.{OLDEST_GPU[1]}"
     if NO_TRITON:
@@ -149,8 +151,8 @@ def kept_like(q: Tensor, k: Tensor, v: Tensor, code: Code, grad: bool) -> Kept:
     r, rule, _ = code
     cut = choose_cut(q.shape[2], k.shape[2], max(_power(q.shape[3]), _power(v.shape[3])), q.dtype)
     rows = q.new_empty(({"nearest": 6, "anchored": 5}.get(rule, 4), *q.shape[:3]), dtype=torch.float32)
-    tilted, exact = r != math.inf and rule != "fixed", q.dtype == torch.float32
-    means = (tilted and not (exact and rule == "normalising")) + (not exact) if grad and r != 0 else 0
+    tilted = r != math.inf and rule != "fixed"
+    means = 1 + tilted if grad and r != 0 and q.dtype != torch.float32 else 0
     tilt = q.new_empty((means, *q.shape[:3], v.shape[3]))
     heads, blocks, tiles = q.shape[0] * q.shape[1], _count(q.shape[2], cut.forward.m), _count(k.shape[2], cut.forward.n)
     tracked = k.shape[2] >= TRACK_FROM and not (r == math.inf and rule == "normalising")

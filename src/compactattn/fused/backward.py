@@ -100,7 +100,7 @@ def backward_queries(
     none = tl.zeros((BLOCK_M,), tl.float32)
     share, lean = none, none
     SHARED: tl.constexpr = TILTED and RULE != NORMALISING  # what θ receives goes to single keys
-    if EXACT and ((RULE == FIXED and R != 0.0) or TILTED):
+    if EXACT and ((RULE == FIXED and R != 0.0) or (TILTED and RULE != NEAREST)):
         under, sums, slopes = pull_all(
             b_q, b_do, keys, flat, (none[:, None], none[:, None], none[:, None]), sight, drop, begin,
             RULE, R, BENDS, EXACT, DROPS, LISTED, True, True, D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
@@ -108,7 +108,7 @@ def backward_queries(
         centre = sums / tl.where(slopes > 0.0, slopes, 1.0)
         if SHARED:  # the centre is the mean under the weights
             lean = centre
-            centre = tl.sum(under, 1) * (row[8] if RULE == ANCHORED and is_whole(R) else 1.0)
+            centre = tl.sum(under, 1) * (row[8] if is_whole(R) else 1.0)
             lean = tl.where(slopes > 0.0, lean - centre, 0.0)
     else:
         p_mean = p_tilt + o_o if TILTED and RULE == NORMALISING else p_o + o_o
@@ -199,8 +199,8 @@ def pull_keys(
 ):  # fmt: skip
     """Σ ds k over the masked or the whole tiles, Σ ds where dscale hangs on it, and what a learned r receives.
 
-    With CENTRE nothing of it, but Σ K dw, Σ u dw and Σ u, with u = y^(r−1), or w where θ is fixed: what the centre of ds and
-    the share of θ are made of.
+    With CENTRE nothing of it, but Σ u dw and Σ u, whose quotient is the centre of ds: u is y^(r−1), or w where θ is fixed.
+    Where it is anchored that quotient is for what θ receives, and the first sum, Σ K dw, for the centre.
     """
     acc, drift, dorder = sums
     p_k, p_v, k_n, v_n, d_k, d_v, b, h, p_list, tiles = keys
@@ -229,7 +229,7 @@ def pull_keys(
             drift += tl.sum(rounded(ds, b_k.dtype) if RULE == FIXED and not CENTRE else ds, 1)
         if CENTRE:
             dorder += tl.sum(centring, 1)
-            if RULE == ANCHORED or RULE == NEAREST:
+            if RULE == ANCHORED:
                 acc += tl.sum(quiet(k * dw, s, BENDS), 1)[:, None]
         else:
             if R == LEARNED:

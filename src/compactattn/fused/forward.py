@@ -98,8 +98,7 @@ def forward(
 
     SOFT: tl.constexpr = RULE == NORMALISING and R == INF
     SOLVES: tl.constexpr = RULE == NORMALISING and R != INF
-    SLOPED: tl.constexpr = SOLVES or (GRAD and R != INF and R != 0.0 and RULE != FIXED)
-    TILT: tl.constexpr = SOLVES or (SLOPED and not EXACT)  # in fp32 the backward pass takes sums of its own
+    TILT: tl.constexpr = SOLVES or (GRAD and R != INF and R != 0.0 and RULE != FIXED)
     none = tl.zeros((BLOCK_M,), tl.float32)
     if SOFT or is_direct(RULE, PEAKED):
         kept = (tl.where(live, scale - margin, -INF), none, none + 1.0, none, none, none.to(tl.int32))
@@ -123,13 +122,13 @@ def forward(
         sums = (zero, leaning, none, none, none, none.to(tl.int32), none - INF)
         sums = gather(
             sums, b_q, keys, k_n, v_n, flat, sight, lists, drop, b_m,
-            RULE, R, BENDS, EXACT, DROPS, READOUT, SLOPED, TILT, SOFT, LISTED, TRACK, False,
+            RULE, R, BENDS, EXACT, DROPS, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, False,
             D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
         )  # fmt: skip
         if not hides(BENDS):
             sums = gather(
                 sums, b_q, keys, k_n, v_n, flat, sight, lists, drop, b_m,
-                RULE, R, BENDS, EXACT, DROPS, READOUT, SLOPED, TILT, SOFT, LISTED, TRACK, True,
+                RULE, R, BENDS, EXACT, DROPS, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, True,
                 D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
             )  # fmt: skip
         acc, tilt, mass, slopes, best, support, running = sums
@@ -179,19 +178,19 @@ def forward(
     tl.store(p_kept + REACH * far + o_rows, reach, mask=m_rows)
     tl.store(p_kept + MASS * far + o_rows, mass, mask=m_rows)
     tl.store(p_kept + SLOPES * far + o_rows, slopes / tl.maximum(best, 1.0), mask=m_rows)
-    if GRAD and R != 0.0 and not EXACT:
+    if GRAD and R != 0.0 and not (SOLVES and EXACT):
         p_tilt += b * o_b + h * o_h
-        centred = out
         if TILT:
             factor = tl.where(live & (slopes != 0.0), thinned / tl.where(slopes == 0.0, 1.0, slopes), 0.0)
             if SOLVES:
                 mean = tl.fma(tilt, (factor - lean * factor)[:, None], acc * (lean * ratio * factor)[:, None])
-                centred = mean
             else:
                 mean = tl.fma(tilt, factor[:, None], -out)
             store_rows(p_tilt, begin, m_rows, o_m, mean, DV, BLOCK_M, BLOCK_DV)
-        rest = centred - rounded(centred, b_q.dtype)
-        store_rows(p_tilt + (far * DV if TILT else 0), begin, m_rows, o_m, rest, DV, BLOCK_M, BLOCK_DV)
+        if not EXACT:
+            centred = mean if SOLVES else out
+            rest = centred - rounded(centred, b_q.dtype)
+            store_rows(p_tilt + (far * DV if TILT else 0), begin, m_rows, o_m, rest, DV, BLOCK_M, BLOCK_DV)
     if READOUT:
         tl.store(p_support + o_rows, support, mask=m_rows)
 
@@ -200,7 +199,7 @@ def forward(
 def gather(
     sums, b_q, keys, k_n, v_n, row, sight, lists, drop, b_m,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, DROPS: tl.constexpr,
-    READOUT: tl.constexpr, SLOPED: tl.constexpr, TILT: tl.constexpr, SOFT: tl.constexpr, LISTED: tl.constexpr,
+    READOUT: tl.constexpr, GRAD: tl.constexpr, TILT: tl.constexpr, SOFT: tl.constexpr, LISTED: tl.constexpr,
     TRACK: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
@@ -237,7 +236,7 @@ def gather(
                 peak = top
             else:
                 s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
-                if RULE == ANCHORED and SLOPED:
+                if RULE == ANCHORED and GRAD and TILT:
                     best += tl.sum(is_best(s, row, R, BENDS, EXACT), 1)
             b_v = hush(b_v, s, 0, BENDS)
             if READOUT:  # before rounding makes a weight vanish, and whatever key was the best so far
@@ -247,9 +246,8 @@ def gather(
             more = tl.sum(k, 1)
             mass += more
             acc = add_dot(acc, (thin(k, drop, b_m, o_n[None, :]) if DROPS else k).to(b_v.dtype), b_v)
-            if SLOPED:
-                slopes += tl.sum(steep, 1)
             if TILT:
+                slopes += tl.sum(steep, 1)
                 if DROPS:
                     steep = thin(steep, drop, b_m, o_n[None, :])
                 tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)

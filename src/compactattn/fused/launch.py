@@ -110,10 +110,10 @@ class Cut:
     keys: Blocks
 
 
-def choose_cut(queries: int, keys: int, width: int, dtype: torch.dtype, even: bool = False) -> Cut:
-    """Blocks for the numbers of queries and keys and the larger head dim; measured on an H200, see docs/LOG.md.
+def choose_cut(queries: int, width: int, dtype: torch.dtype, even: bool = False, brief: bool = False) -> Cut:
+    """Blocks for a number of queries and the larger head dim; measured on an H200, see docs/LOG.md.
 
-    `even`: `weights.is_even`. The size of a tile hangs neither on that nor on the keys.
+    `even`: `weights.is_even`; `brief`: few keys, `threshold.is_plain`, no dropout. The size of a tile hangs on neither.
     """
     if dtype == torch.float32:  # its products need the registers for themselves
         same = Blocks(32, 32, 4, 2) if queries > 16 and width <= 64 else Blocks(16, 32, 4, 1)
@@ -125,7 +125,7 @@ def choose_cut(queries: int, keys: int, width: int, dtype: torch.dtype, even: bo
     if width > 64:
         return Cut(least, Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2))
     by_key = Blocks(64, 64, 4, 3, 168 if even else 255)
-    if keys < LONG:  # what a program begins and ends with counts, and is hidden by others beside it
+    if brief:  # what a program begins and ends with counts, and is hidden by others beside it
         return Cut(least, Blocks(64, 64, 4, 3, 168), least, by_key)
     return Cut(least, Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 3, 168), by_key)
 
@@ -149,10 +149,10 @@ class Kept(NamedTuple):
 def kept_like(q: Tensor, k: Tensor, v: Tensor, code: Code, grad: bool) -> Kept:
     """Empty tensors for it."""
     r, rule, _ = code
-    cut = choose_cut(q.shape[2], k.shape[2], max(_power(q.shape[3]), _power(v.shape[3])), q.dtype)
+    cut = choose_cut(q.shape[2], max(_power(q.shape[3]), _power(v.shape[3])), q.dtype)
     rows = q.new_empty(({"nearest": 6, "anchored": 5}.get(rule, 4), *q.shape[:3]), dtype=torch.float32)
-    tilted = r != math.inf and rule != "fixed"
-    means = 1 + tilted if grad and r != 0 and q.dtype != torch.float32 else 0
+    tilted, exact = r != math.inf and rule != "fixed", q.dtype == torch.float32
+    means = (tilted and not (exact and rule == "normalising")) + (not exact) if grad and r != 0 else 0
     tilt = q.new_empty((means, *q.shape[:3], v.shape[3]))
     heads, blocks, tiles = q.shape[0] * q.shape[1], _count(q.shape[2], cut.forward.m), _count(k.shape[2], cut.forward.n)
     tracked = k.shape[2] >= TRACK_FROM and not (r == math.inf and rule == "normalising")
@@ -262,6 +262,7 @@ class Call:
         self, q: Tensor, k: Tensor, v: Tensor, scale: Tensor, view: View, code: Code, orders: Tensor | None,
         drop: Dropout | None,
     ) -> None:  # fmt: skip
+        from compactattn.fused.threshold import is_plain
         from compactattn.fused.weights import is_even
 
         r, rule, value = code if orders is None else (LEARNED, *code[1:])
@@ -269,8 +270,9 @@ class Call:
         keys, value_dim = v.shape[2:]
         exact = q.dtype == torch.float32
         bends = (view.slopes is not None) * ALIBI + (view.bias is not None) * BIASED + (view.allowed is not None) * ALLOWED
-        even = is_even(CODES[rule], r, bends, exact)
-        self.cut = choose_cut(queries, keys, max(_power(dim), _power(value_dim)), q.dtype, even)
+        kind = (CODES[rule], r, bends, exact)
+        brief = keys < LONG and drop is None and is_plain(*kind)
+        self.cut = choose_cut(queries, max(_power(dim), _power(value_dim)), q.dtype, is_even(*kind), brief)
         # where the weights of a fixed kernel may exceed fp16, are powers of s/ρ (which overflow for s itself), or a tensor can
         # hide all keys, the best score is needed first
         direct = rule == "fixed" and q.dtype != torch.float16 and r in (0, 1) and bends <= ALIBI

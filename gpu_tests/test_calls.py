@@ -101,8 +101,9 @@ def compiled(monkeypatch):
 @pytest.mark.parametrize("dim", [48, 40, 5])  # that no other test has compiled for already
 @pytest.mark.parametrize("kernel", ["biweight", "relumax", "topk_softmax(8)"])
 def test_a_new_length_compiles_nothing(kernel, dim, compiled, record_property):
-    # without and with tiles to skip; strides that 16 divides have kernels of their own, where the head dim does not see to it
-    for size in (992, 999, 1000, 3008, 3001, 3000):
+    # without and with tiles to skip, and from 4,096 keys on; strides that 16 divides have kernels of their own, where the head
+    # dim does not see to it
+    for size in (992, 999, 1000, 3008, 3001, 3000, 4112, 4105, 4104):
         both_ways(*draw(size=size, dim=dim), kernel, Causal(1))
     first, sizes = len(compiled), (333, 301, 512, 777, 1023, 1024, 1025, 2048, 3001, 4097)
     for size in sizes:

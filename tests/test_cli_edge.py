@@ -133,6 +133,16 @@ def test_a_prompt_longer_than_allowed_is_refused_before_anything_is_written(tmp_
         assert capsys.readouterr().out.startswith(prompt)
 
 
+def test_a_longest_prompt_holds_for_learned_positions_too(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COMPACTATTN_CACHE", str(tmp_path / "cache"))
+    size = ["--layers", "1", "--width", "16", "--heads", "2", "--device", "cpu", "--no-evaluate"]
+    few = ["--model", "transformer", "--examples", "32", "--epochs", "1"]
+    cli.main(["train", "regbench", *size, *few, "--out", str(tmp_path / "run")])
+    capsys.readouterr()
+    ask = ["generate", tmp_path / "run", "--tokens", "1", "--device", "cpu", "--prompt", "ab|a"]
+    assert "this model takes at most 3; shorten it" in refuse(capsys, *ask, "--longest-prompt", "3")
+
+
 @pytest.mark.parametrize(("experiment", "prompt"), [("length-gen", "7 4 [1] 9 3 [0] [2] 7 4"), ("regbench", "ab|a")])
 def test_every_experiment_has_a_longest_prompt(experiment, prompt, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COMPACTATTN_CACHE", str(tmp_path / "cache"))

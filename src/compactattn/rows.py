@@ -150,7 +150,7 @@ def _normalising(scores: Scores, rule: Rule, r: Order) -> Found:
 def _head_start(k: Tensor, slope: Tensor, x: Tensor, r: Order) -> Tensor:
     """ρ = r, or where turns of Newton are many and dear a smaller one, still at or above the root.
 
-    Over any n keys Σ t^r ≥ n (Σ t / n)^r, where t = ρ + x. Overwrites k and slope. Costs three thirds of a turn.
+    Over any n keys Σ t^r ≥ n (Σ t / n)^r, where t = ρ + x. Overwrites k and slope. Costs one turn in all.
     """
     reach = torch.zeros_like(x[..., :1]) + r
     for _ in range(3 if isinstance(r, float) and 1 < r < 1.5 else 0):

@@ -60,7 +60,7 @@ class Asked:
         trained = experiment_of(config).window(config)
         most = FURTHEST * trained if self.longest is None else self.longest
         for number, tokens in enumerate(prompts, start=1):
-            if len(tokens) > most and not config.model.longest:
+            if len(tokens) > most and (self.longest is not None or not config.model.longest):
                 which = f"prompt {number} of {len(prompts)}" if len(prompts) > 1 else "the prompt"
                 why = f", {FURTHEST} times the {trained} it was trained on" if self.longest is None else ""
                 raise UsageError(

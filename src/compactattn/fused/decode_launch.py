@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from compactattn.fused.launch import CODES
+from compactattn.fused.launch import CODES, is_hopper
 from compactattn.masks import View
 
 PAGE = 64  # keys of a page
@@ -69,6 +69,7 @@ def decode(
     scores: dict[str, Any] = {**tile, "ALIBI": view.slopes is not None, "D": dim, "BLOCK_D": _power(dim)}
     values: dict[str, Any] = {"DV": value_dim, "BLOCK_DV": _power(value_dim)}
     options = {"num_warps": 4, "num_stages": 4 if dim * q.element_size() <= 256 else 2, "enable_fp_fusion": False}
+    ahead = select and is_hopper(q.device)  # others lack the shared memory
     choice = {"RULE": CODES[rule], "R": r}
     margin, nearest = (0.0, min(int(value), keys)) if rule == "nearest" else (value, 0)
 
@@ -99,7 +100,7 @@ def decode(
             kernels.score_pages[(batch * key_heads, readers)](
                 q, k, s, best, bound, wanted, kept, skipped, *sight, *steps, *k.stride()[:3], *sizes, readers, rows,
                 SELECT=select, RULE=CODES[rule] if select else 0, **scores,
-                **options | {"num_stages": options["num_stages"] * (1 + select) - select},  # a list has to be read ahead, too
+                **options | {"num_stages": options["num_stages"] * (1 + ahead) - ahead},  # a list has to be read ahead, too
             )  # fmt: skip
             find_threshold()
             kernels.estimate[(batch * key_heads, splits)](

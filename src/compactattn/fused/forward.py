@@ -98,7 +98,8 @@ def forward(
 
     SOFT: tl.constexpr = RULE == NORMALISING and R == INF
     SOLVES: tl.constexpr = RULE == NORMALISING and R != INF
-    TILT: tl.constexpr = SOLVES or (GRAD and R != INF and R != 0.0 and RULE != FIXED)
+    SLOPED: tl.constexpr = SOLVES or (GRAD and R != INF and R != 0.0 and RULE != FIXED)
+    TILT: tl.constexpr = SLOPED and not (EXACT and RULE == ANCHORED)  # there the backward pass takes sums of its own
     none = tl.zeros((BLOCK_M,), tl.float32)
     if SOFT or is_direct(RULE, PEAKED):
         kept = (tl.where(live, scale - margin, -INF), none, none + 1.0, none, none, none.to(tl.int32))
@@ -122,13 +123,13 @@ def forward(
         sums = (zero, leaning, none, none, none, none.to(tl.int32), none - INF)
         sums = gather(
             sums, b_q, keys, k_n, v_n, flat, sight, lists, drop, b_m,
-            RULE, R, BENDS, EXACT, DROPS, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, False,
+            RULE, R, BENDS, EXACT, DROPS, READOUT, SLOPED, TILT, SOFT, LISTED, TRACK, False,
             D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
         )  # fmt: skip
         if not hides(BENDS):
             sums = gather(
                 sums, b_q, keys, k_n, v_n, flat, sight, lists, drop, b_m,
-                RULE, R, BENDS, EXACT, DROPS, READOUT, GRAD, TILT, SOFT, LISTED, TRACK, True,
+                RULE, R, BENDS, EXACT, DROPS, READOUT, SLOPED, TILT, SOFT, LISTED, TRACK, True,
                 D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, BLOCK_N, DESCRIBED,
             )  # fmt: skip
         acc, tilt, mass, slopes, best, support, running = sums
@@ -137,7 +138,7 @@ def forward(
             peak = tl.where(live, running, -INF)
         if RULE == FIXED:  # nothing in reach is uniform
             total = tl.sum(acc, 1)
-            fresh = (live & (mass == 0.0) & (total == total)).to(tl.int32) * (1 - alone)  # not a number is something
+            fresh = (live & (peak != -INF) & (mass == 0.0) & (total == total)).to(tl.int32) * (1 - alone)  # NaN is something
             alone += fresh
             going = tl.max(fresh, 0)
         if SOLVES:
@@ -199,7 +200,7 @@ def forward(
 def gather(
     sums, b_q, keys, k_n, v_n, row, sight, lists, drop, b_m,
     RULE: tl.constexpr, R: tl.constexpr, BENDS: tl.constexpr, EXACT: tl.constexpr, DROPS: tl.constexpr,
-    READOUT: tl.constexpr, GRAD: tl.constexpr, TILT: tl.constexpr, SOFT: tl.constexpr, LISTED: tl.constexpr,
+    READOUT: tl.constexpr, SLOPED: tl.constexpr, TILT: tl.constexpr, SOFT: tl.constexpr, LISTED: tl.constexpr,
     TRACK: tl.constexpr, WHOLE: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_DV: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, DESCRIBED: tl.constexpr,
 ):  # fmt: skip
@@ -236,18 +237,20 @@ def gather(
                 peak = top
             else:
                 s, k, steep = weigh(raw, o_n[None, :], row, RULE, R, BENDS, EXACT)
-                if RULE == ANCHORED and GRAD and TILT:
+                if RULE == ANCHORED and SLOPED:
                     best += tl.sum(is_best(s, row, R, BENDS, EXACT), 1)
             b_v = hush(b_v, s, 0, BENDS)
             if READOUT:  # before rounding makes a weight vanish, and whatever key was the best so far
                 support += tl.sum((s > -INF if SOFT else k > 0.0).to(tl.int32), 1)
             if RULE == FIXED or R == INF:
-                k = rounded(k, b_v.dtype)
+                near = rounded(k, b_v.dtype)
+                k = tl.where(k == k, near, k) if DROPS else near  # what is not a number may be dropped, and must show in Z
             more = tl.sum(k, 1)
             mass += more
             acc = add_dot(acc, (thin(k, drop, b_m, o_n[None, :]) if DROPS else k).to(b_v.dtype), b_v)
-            if TILT:
+            if SLOPED:
                 slopes += tl.sum(steep, 1)
+            if TILT:
                 if DROPS:
                     steep = thin(steep, drop, b_m, o_n[None, :])
                 tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)

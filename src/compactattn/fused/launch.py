@@ -86,6 +86,11 @@ def is_new(index: int) -> bool:
     return torch.cuda.get_device_capability(index) >= OLDEST_GPU
 
 
+def is_hopper(device: torch.device) -> bool:
+    """Whether it has what came with compute capability 9.0, as the interpreter does."""
+    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
+
+
 # -- block sizes ---------------------------------------------------------------------------------
 
 
@@ -152,7 +157,7 @@ def kept_like(q: Tensor, k: Tensor, v: Tensor, code: Code, grad: bool) -> Kept:
     cut = choose_cut(q.shape[2], max(_power(q.shape[3]), _power(v.shape[3])), q.dtype)
     rows = q.new_empty(({"nearest": 6, "anchored": 5}.get(rule, 4), *q.shape[:3]), dtype=torch.float32)
     tilted, exact = r != math.inf and rule != "fixed", q.dtype == torch.float32
-    means = (tilted and not (exact and rule == "normalising")) + (not exact) if grad and r != 0 else 0
+    means = (tilted and (rule == "nearest" or not exact)) + (not exact) if grad and r != 0 else 0
     tilt = q.new_empty((means, *q.shape[:3], v.shape[3]))
     heads, blocks, tiles = q.shape[0] * q.shape[1], _count(q.shape[2], cut.forward.m), _count(k.shape[2], cut.forward.n)
     tracked = k.shape[2] >= TRACK_FROM and not (r == math.inf and rule == "normalising")
@@ -367,9 +372,8 @@ def _describe(rows: int, *tensors: Tensor) -> tuple[Any, ...]:
     from triton.tools.tensor_descriptor import TensorDescriptor  # type: ignore[import-untyped]
 
     for x in tensors:
-        new = x.device.type == "cpu" or torch.cuda.get_device_capability(x.device) >= (9, 0)
         aligned = x.data_ptr() % 16 == 0 and all(step > 0 and step % 8 == 0 for step in x.stride()[:3])
-        if not (new and aligned and x.element_size() == 2):
+        if not (is_hopper(x.device) and aligned and x.element_size() == 2):
             return tensors
     return tuple(TensorDescriptor(x, list(x.shape), [*x.stride()[:3], 1], [1, 1, rows, _power(x.shape[3])]) for x in tensors)
 

@@ -1,7 +1,7 @@
 """Triton twins of the profiles in rows.py: K(y) = y₊^r and its slope y^(r−1).
 
 r is a compile-time number: 0 is the step, ∞ the Gaussian, LEARNED one of each head that is read at run time.
-Everything is fp32. NaN stays NaN.
+Everything is fp32. NaN stays NaN, but for `saturate`.
 Shapes: (M, N) a tile of numbers for M queries and N keys; (M, 1) what belongs to a row.
 """
 

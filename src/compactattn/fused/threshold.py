@@ -169,7 +169,7 @@ def look(
                 if RULE == ANCHORED or RULE == FIXED:
                     best = tl.maximum(best, top[:, None], propagate_nan=ALL)
                 if TRACK and WHOLE:
-                    bits = bits | (((top * size <= bound) == 0).to(tl.int32) << (i - group))
+                    bits = bits | (((top * size < bound) == 0).to(tl.int32) << (i - group))  # a tie may be the best
                     bound = tl.maximum(bound, top * size - (margin if RULE == ANCHORED else order))
         if TRACK:
             o = group + tl.arange(0, WORD)
@@ -215,6 +215,7 @@ def normalising_reach(
     while (going > 0) & (turn < TURNS):
         mass, steep = newton_sums(best, size, ground, reach, order, R, PLAIN)
         more, steeper = newton_sums(second, size, ground, reach, order, R, PLAIN)
+        moving = moving & (steep + steeper > 0.0)  # a ρ that the rounding of such scores swallows is left as it is
         step = newton_step(tl.where(moving, mass + more, 1.0), tl.where(moving, steep + steeper, 1.0), reach, order, R)
         still = moving & (tl.abs(step) > tolerate(order, TOLERANCE, R) * reach)
         reach = tl.where(moving, shorten(reach, step), reach)

@@ -28,7 +28,7 @@ class UsageError(Exception):
     """What the user can put right: told in one sentence, with no traceback."""
 
 
-class UnknownChoice(UsageError, ValueError):
+class UnknownChoice(UsageError):
     """A word that is none of those an option may be."""
 
     def __init__(self, word: str, known: Sequence[str]) -> None:

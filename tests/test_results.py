@@ -347,7 +347,7 @@ def test_workers_that_cannot_start_do_not_go_on_for_ever(make, monkeypatch, tmp_
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--data", "nothing"], "'nothing' is no prepared corpus: it has no meta.json; make one"),
+        (["--data", "nothing"], "'nothing' does not exist; name the folder of a prepared corpus, or make one"),
         (["--data", "stories", "--row", "nothing"], "row 'nothing' is unknown; the rows are"),
         (["--data", "stories", "--ood", "nothing"], "--ood: nothing: 'nothing' is neither a prepared corpus nor a text file"),
         (["--data", "stories", "--kernels", "sparcemax"], "did you mean 'sparsemax'"),

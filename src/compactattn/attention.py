@@ -211,13 +211,13 @@ def _attend_backward(
     rule: str,
     value: float,
     bias_grad: bool,
-    scale_grad: bool,
     out: Tensor | None = None,
     rows: Tensor | None = None,
     tilt: Tensor | None = None,
     flags: Tensor | None = None,
     dropout: float = 0.0,
     seed: Tensor | None = None,
+    scale_grad: bool = True,  # last: PyTorch keeps compiled graphs on disk that were made before it was there
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
     drop = None if seed is None else Dropout(dropout, seed)
@@ -256,7 +256,7 @@ def _pull_attend(ctx: Any, do: Tensor | None, *_: Tensor | None) -> tuple[Tensor
     bias_grad, scale_grad = bool(ctx.needs_input_grad[8]), bool(ctx.needs_input_grad[3])
     *tensors, out, rows, tilt, flags, seed = ctx.saved_tensors
     dq, dk, dv, dscale, dbias, dr = _estimate_backward(
-        do, *tensors, ctx.r, ctx.rule, ctx.value, bias_grad, scale_grad, out, rows, tilt, flags, ctx.dropout, seed
+        do, *tensors, ctx.r, ctx.rule, ctx.value, bias_grad, out, rows, tilt, flags, ctx.dropout, seed, scale_grad
     )
     orders = dr if ctx.needs_input_grad[10] else None
     dscale, dbias = dscale if scale_grad else None, dbias if bias_grad else None

@@ -72,11 +72,8 @@ PLANTS = {
     "the last step of Newton leaves the values alone": Plant(
         "forward.py", "(-lower * factor)[:, None]", "(0.0 * factor)[:, None]", "soft"
     ),
-    "the last step of Newton lacks r for the values": Plant(
-        "forward.py", "(-lower * factor)[:, None]", "(-step * factor)[:, None]", "soft"
-    ),
-    "the last step of Newton lacks r for the mass": Plant(
-        "forward.py", "growth * mass - lower * slopes", "growth * mass - step * slopes", "soft"
+    "the last step of Newton has r once too often": Plant(
+        "forward.py", "lower = step if is_whole(R)", "lower = R * step if is_whole(R)", "soft"
     ),
     "the tilt is that of the last tile": Plant(
         "forward.py", "tilt = add_dot(tilt, steep.to(b_v.dtype), b_v)", "tilt = add_dot(0.0 * tilt, steep.to(b_v.dtype), b_v)"

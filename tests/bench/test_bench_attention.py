@@ -39,9 +39,9 @@ HONEST = Contestant("honest", "the reference", prepare_reference, strict=True)
 # -- regimes and tiles ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("length", "share"), [(2048, 0.60), (8192, 0.25)])
-def test_local_scores_empty_the_tiles_that_the_anchors_name(length, share):
-    got = share_active_tiles(Problem("local", 1, 1, length, 64), "biweight", 0, CPU)
+@pytest.mark.parametrize(("length", "dim", "share"), [(2048, 64, 0.60), (8192, 64, 0.25), (2048, 128, 0.41)])
+def test_local_scores_empty_the_tiles_that_they_should(length, dim, share):
+    got = share_active_tiles(Problem("local", 1, 1, length, dim), "biweight", 0, CPU)
     assert got == pytest.approx(share, abs=0.06)
 
 

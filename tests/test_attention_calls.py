@@ -235,7 +235,7 @@ def test_values_that_cannot_be_checked_in_a_graph_still_give_no_nan():
         ({"scale": torch.tensor(math.inf)}, ["positive and finite"]),
         ({"q": torch.ones(2, 4, 5, 0)}, ["head dim 0", "1 to 256"]),
         ({"backend": "fused"}, ["'fused' is not available", "q is on the CPU", "auto, reference"]),
-        ({"backend": "cuda"}, ["backend='cuda' is unknown", "auto, fused, reference"]),
+        ({"backend": "cuda"}, ["backend='cuda' is unknown", "auto, fused, native, reference"]),
     ],
 )
 def test_bad_input_is_refused_with_what_was_given_and_what_to_do(change, words):
@@ -274,7 +274,7 @@ def test_an_old_triton_is_refused_where_fused_is_asked_for_and_left_alone_by_aut
         monkeypatch.setattr(launch, "version", lambda name, given=given: given)
         monkeypatch.setattr(launch, "NO_TRITON", launch.lack_triton())
         with caplog.at_level(logging.INFO, logger="compactattn"):
-            assert attention._choose("auto", on_gpu) is not old
+            assert attention._choose("auto", on_gpu) == ("reference" if old else "fused")
     assert f"because Triton {found} is older than 3.5" in caplog.text
     assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]  # shown unasked
     with pytest.raises(ValueError) as error:
@@ -305,9 +305,14 @@ def test_what_a_missing_triton_would_not_mend_is_told_first(monkeypatch):
 
 def test_auto_says_once_which_backend_it_chose(caplog):
     attention._announce.cache_clear()
-    q, k, v = draw(3, 3)
+    double = draw(3, 3)
     with caplog.at_level(logging.INFO, logger="compactattn"):
-        attend(q, k, v)
-        attend(q, k, v)
-        attend(q, k, v, backend="reference")
-    assert [record.message for record in caplog.records] == ["attend on cpu: backend='reference' (blocked PyTorch)"]
+        for q, k, v in (draw(3, 3, dtype=torch.float32), double):
+            attend(q, k, v)
+            attend(q, k, v)
+            attend(q, k, v, backend="reference")
+    assert [record.message for record in caplog.records] == [
+        "attend on cpu: backend='native' (compiled C)",
+        "attend on cpu: backend='reference' (blocked PyTorch), because torch.float64 inputs; attend.c takes fp16, bf16, fp32",
+    ]
+    assert {record.levelname for record in caplog.records} == {"INFO"}

@@ -167,7 +167,7 @@ def test_every_rule_has_a_case():
         ({"lengths": [2], "mask": Packed([3], queries=[1])}, "leave out Packed and the start of Causal"),
         ({"pages": Pages.of(torch.ones(1, 2, 70, 4))}, "pages are those of another cache: (1, 2, 2, 4)"),
         ({"pages": Pages.of(torch.ones(1, 2, 3, 4)), "mask": Bias(torch.zeros(3))}, "a Bias has no bound"),
-        ({"backend": "dense"}, "backend='dense' is unknown; choose one of auto, fused, reference"),
+        ({"backend": "dense"}, "backend='dense' is unknown; choose one of auto, fused, native, reference"),
         ({"k": torch.ones(1, 3, 3, 4)}, "k and v must share heads"),
     ],
 )
@@ -181,7 +181,7 @@ def test_an_error_says_what_was_given_and_what_to_do(change, said):
 def test_fp32_of_many_rows_is_refused_where_fused_is_asked_for_and_told_by_auto(monkeypatch):
     """As on a GPU: `choose` is told what the kernels lack."""
     told = []
-    monkeypatch.setattr(attention, "_choose", lambda backend, q, lacking: told.append(lacking))
+    monkeypatch.setattr(attention, "_choose", lambda backend, q, fused, natively: told.append(fused))
     for queries, dtype in ((8, torch.float32), (10, torch.float32), (10, torch.float16)):
         k = torch.ones(1, 2, 3, 4, dtype=dtype)
         decode(torch.ones(1, 4, queries, 4, dtype=dtype), k, k, backend="reference")

@@ -21,11 +21,17 @@ from compactattn.dropout import Dropout, check_rate, draw_seed
 from compactattn.fused import launch
 from compactattn.kernels import RULES, Fixed, Kernel, Nearest, decode_rule, encode, parse, values_are_free
 from compactattn.masks import Mask, MaskLike, View, resolve
+from compactattn.native import launch as native
 from compactattn.rows import accumulator
 
 log = logging.getLogger("compactattn")
 
-BACKENDS = ("auto", "fused", "reference")
+BACKENDS = {
+    "auto": "the first that can",
+    "fused": "'fused' (Triton)",
+    "native": "'native' (compiled C)",
+    "reference": "'reference' (blocked PyTorch)",
+}
 LARGEST_HEAD_DIM = 256
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -81,8 +87,9 @@ def attend(
         dropout: probability 0 ≤ p < 1 with which each weight is dropped; the others are divided by 1 − p. Which, is a hash
             of (seed, sample, head, query, key) with one seed a call from PyTorch's generator of the device of q, so that
             torch.manual_seed decides it, for every backend alike. Pass 0 outside training.
-        backend: "fused" (Triton kernels on a GPU), "reference" (blocked PyTorch anywhere), or "auto", which takes the
-            first that can do the call. A backend that is asked for never gives way to another.
+        backend: "fused" (Triton kernels on a GPU), "native" (C on a CPU, compiled at the first call by the machine's own
+            compiler), "reference" (blocked PyTorch anywhere), or "auto", which takes the first that can do the call.
+            A backend that is asked for never gives way to another.
         return_readout: also return the threshold, bandwidth and support size of every query.
 
     Returns:
@@ -98,10 +105,11 @@ def attend(
     view = resolve(mask, (batch, heads, queries, k.shape[2]), q.device)
     learned = q, k, v, beta, view.bias, orders
     refuse_tangents(*learned)
+    chosen = _choose(backend, q, natively=native.lacks(orders is not None, may_need_gradient(view.bias)))
     out, threshold, support, *_ = _estimate(
         q, k, v, beta, view.at, view.lo, view.hi, view.allowed, view.bias, view.slopes,
-        orders, *encode(kernel), return_readout, _choose(backend, q), may_need_gradient(*learned),
-        dropout, draw_seed(dropout, q.device),
+        orders, *encode(kernel), return_readout, chosen == "fused", may_need_gradient(*learned),
+        dropout, draw_seed(dropout, q.device), chosen == "native",
     )  # fmt: skip
     if not return_readout:
         return out
@@ -171,6 +179,7 @@ def _attend(
     grad: bool = True,
     dropout: float = 0.0,
     seed: Tensor | None = None,
+    natively: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
     drop = None if seed is None else Dropout(dropout, seed)
@@ -179,7 +188,10 @@ def _attend(
         return found.out, found.threshold, found.support, *kept
     order = r if orders is None else orders
     with _full_precision(q):
-        found, reach = reference.estimate(q, k, v, scale, view, decode_rule(rule, value), order, readout, drop, grad)
+        if natively:
+            found, reach = native.estimate(q, k, v, scale, view, (r, rule, value), readout, grad, drop)
+        else:
+            found, reach = reference.estimate(q, k, v, scale, view, decode_rule(rule, value), order, readout, drop, grad)
     return *found, reach, q.new_empty(0), q.new_empty(0)
 
 
@@ -217,7 +229,8 @@ def _attend_backward(
     flags: Tensor | None = None,
     dropout: float = 0.0,
     seed: Tensor | None = None,
-    scale_grad: bool = True,  # last: PyTorch keeps compiled graphs on disk that were made before it was there
+    scale_grad: bool = True,  # what is new comes last: PyTorch keeps compiled graphs on disk that were made before it was there
+    natively: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     view = View((*q.shape[:3], k.shape[2]), at, lo, hi, allowed, bias, slopes)
     drop = None if seed is None else Dropout(dropout, seed)
@@ -228,7 +241,12 @@ def _attend_backward(
         got = launch.estimate_backward(do, q, k, v, scale, view, (r, rule, value), orders, wanted, out, kept, drop)
     else:
         with _full_precision(q):
-            got = reference.estimate_backward(do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad, drop, rows)
+            if natively:
+                got = native.estimate_backward(do, q, k, v, scale, view, (r, rule, value), rows, drop)
+            else:
+                got = reference.estimate_backward(
+                    do, q, k, v, scale, view, decode_rule(rule, value), order, bias_grad, drop, rows
+                )
     none = scale.new_zeros(0)
     dbias = none if got.bias is None else got.bias.to(bias.dtype)  # type: ignore[union-attr]
     dq, dk, dv = (x.contiguous() for x in got[:3])  # as the fake operator promises, whatever the strides of q, k, v
@@ -245,7 +263,7 @@ def _(do, q, k, v, scale, at, lo, hi, allowed, bias, slopes, orders, r, rule, va
 
 def _save_attend(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     ctx.set_materialize_grads(False)  # of what is kept there is none, and zeros in its place would be written each time
-    *tensors, ctx.r, ctx.rule, ctx.value, _, fused, _, ctx.dropout, seed = inputs
+    *tensors, ctx.r, ctx.rule, ctx.value, _, fused, _, ctx.dropout, seed, ctx.natively = inputs
     kept = (output[0], *output[3:]) if fused else (None, output[3], None, None)
     ctx.save_for_backward(*tensors, *kept, seed)
 
@@ -256,11 +274,12 @@ def _pull_attend(ctx: Any, do: Tensor | None, *_: Tensor | None) -> tuple[Tensor
     bias_grad, scale_grad = bool(ctx.needs_input_grad[8]), bool(ctx.needs_input_grad[3])
     *tensors, out, rows, tilt, flags, seed = ctx.saved_tensors
     dq, dk, dv, dscale, dbias, dr = _estimate_backward(
-        do, *tensors, ctx.r, ctx.rule, ctx.value, bias_grad, out, rows, tilt, flags, ctx.dropout, seed, scale_grad
-    )
+        do, *tensors, ctx.r, ctx.rule, ctx.value, bias_grad, out, rows, tilt, flags, ctx.dropout, seed, scale_grad,
+        ctx.natively,
+    )  # fmt: skip
     orders = dr if ctx.needs_input_grad[10] else None
     dscale, dbias = dscale if scale_grad else None, dbias if bias_grad else None
-    return dq, dk, dv, dscale, None, None, None, None, dbias, None, orders, *(None,) * 8
+    return dq, dk, dv, dscale, None, None, None, None, dbias, None, orders, *(None,) * 9
 
 
 _estimate = differentiable(_attend, _pull_attend, _save_attend)
@@ -372,27 +391,27 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> None:
         raise ValueError(f"the heads of q must be a positive multiple of the heads of k; got {shapes}. Heads come before time")
 
 
-def _choose(backend: str, q: Tensor, lacking: str = "") -> bool:
-    """Whether the fused kernels do the work; else it is the reference. `lacking` is what they have no form of."""
+def _choose(backend: str, q: Tensor, fused: str = "", natively: str = "") -> str:
+    """The backend that does the work; `fused` and `natively` say what they have no form of in this call."""
     if backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is unknown; choose one of {', '.join(BACKENDS)}")
     if backend == "reference":
-        return False
-    on_cpu = q.device.type == "cpu"
-    reason = "" if on_cpu and backend == "auto" else launch.supports(q) or lacking
-    if backend == "fused" and reason:
-        raise ValueError(f"backend='fused' is not available for this call: {reason}; choose one of auto, reference")
-    fused = not reason and (backend == "fused" or not on_cpu)
+        return backend
+    wanted = backend if backend != "auto" else "native" if q.device.type == "cpu" else "fused"
+    # what installing Triton would not mend is told first; and nothing is compiled for a call that cannot be done
+    reason = launch.supports(q) or fused if wanted == "fused" else natively or native.supports(q)
+    if reason and backend != "auto":
+        raise ValueError(f"backend={backend!r} is not available for this call: {reason}; choose one of auto, reference")
+    chosen = "reference" if reason else wanted
     if backend == "auto" and not torch.compiler.is_compiling():
-        _announce(q.device.type, fused, reason)
-    return fused
+        _announce(q.device.type, chosen, reason)
+    return chosen
 
 
 @cache
-def _announce(device: str, fused: bool, reason: str) -> None:
-    name = "'fused' (Triton)" if fused else "'reference' (blocked PyTorch)"
-    level = logging.WARNING if reason else logging.INFO  # a GPU that falls back is told of unasked
-    log.log(level, "attend on %s: backend=%s%s", device, name, f", because {reason}" if reason else "")
+def _announce(device: str, chosen: str, reason: str) -> None:
+    level = logging.WARNING if reason and device != "cpu" else logging.INFO  # a GPU that falls back is told of unasked
+    log.log(level, "attend on %s: backend=%s%s", device, BACKENDS[chosen], f", because {reason}" if reason else "")
 
 
 def _per_head(name: str, x: float | Tensor, heads: int, like: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from compactattn.reference import Block
 from compactattn.rows import Order, accumulator, weigh
 
 SEEDS = 8  # pages of each query that the reference reads before it judges the others
+NOT_NATIVE = "decode reads a cache once, and attend.c would copy it first"
 
 Lengths = Tensor | Sequence[int]
 
@@ -136,7 +137,7 @@ def decode(
     if pages is not None:
         _check_pages(pages, k, view)
     bounds = None if pages is None else Bounds(pages.low, pages.high, pages.filled)
-    if attention._choose(backend, q, crowd or _lacking(view, kernel)):
+    if attention._choose(backend, q, crowd or _lacking(view, kernel), NOT_NATIVE) == "fused":
         at_most = (None, None, None) if bounds is None else bounds
         out, skipped = _decode(q, k, v, beta, view.at, view.lo, view.hi, view.slopes, *at_most, *encode(kernel))
         return out if pages is None else (out, skipped)

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from compactattn.data import cache
-from compactattn.data.cache import cache_folder, cached
+from compactattn.data.cache import cached
+from compactattn.folders import cache_folder
 
 SETTINGS = {"range": (1, 3), "seed": 0}
 

@@ -30,7 +30,6 @@ from compactattn.cli.work import (
     warn_of_preset,
 )
 from compactattn.data import grammar
-from compactattn.data.cache import cache_folder
 from compactattn.data.corpus import Corpus
 from compactattn.data.preparation import META, VERSION, prepare
 from compactattn.data.stories import Stories
@@ -40,6 +39,7 @@ from compactattn.experiments.language_modelling import OWN, Data, Model
 from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.storytelling import SAMPLING, Teller, save_stories
 from compactattn.experiments.sweep import Job
+from compactattn.folders import cache_folder
 from compactattn.training.config import RunConfig
 from compactattn.training.distributed import choose_device, leads
 

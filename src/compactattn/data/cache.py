@@ -20,17 +20,11 @@ from typing import Any
 import numpy as np
 
 from compactattn.data.draws import Array
+from compactattn.folders import cache_folder
 
 log = logging.getLogger("compactattn")
 
 Arrays = dict[str, Array]
-
-
-def cache_folder() -> Path:
-    """$COMPACTATTN_CACHE, else $XDG_CACHE_HOME/compactattn, else ~/.cache/compactattn."""
-    if chosen := os.environ.get("COMPACTATTN_CACHE"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "compactattn"
 
 
 def cached(

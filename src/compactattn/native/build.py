@@ -1,0 +1,106 @@
+"""Compiles attend.c for the processor at hand, once: the library is kept beside other caches and found by all that decides it.
+
+A machine without a C compiler, or a compiler that cannot, is told of once; the reference does the work there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import logging
+import os
+import platform
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from compactattn.folders import cache_folder
+
+log = logging.getLogger("compactattn")
+
+SOURCE = Path(__file__).parent / "attend.c"
+# without errno and traps loops become vectors; NaN and ∞ keep their meaning. OpenMP is the one that PyTorch has loaded
+FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
+MOST_SECONDS = 120
+
+
+class CannotBuild(Exception):
+    """Why there is no library."""
+
+
+@torch.compiler.assume_constant_result
+def lack_library() -> str:
+    """Why the library cannot be used, which is told once; empty if it can. The first call may compile for some seconds."""
+    return _find()[1]
+
+
+def library() -> ctypes.CDLL:
+    """The compiled attend.c."""
+    found, why = _find()
+    if found is None:
+        raise CannotBuild(why)
+    return found
+
+
+@cache
+def _find() -> tuple[ctypes.CDLL | None, str]:
+    try:
+        return _open(), ""
+    except CannotBuild as why:
+        log.warning("attend on this CPU takes several times as long as it could: %s", why)
+        return None, str(why)
+
+
+def _open() -> ctypes.CDLL:
+    if sys.platform not in ("linux", "darwin"):
+        raise CannotBuild(f"attend.c is compiled on Linux and macOS only, not on {sys.platform}")
+    command = shlex.split(os.environ.get("CC", "cc"))
+    if not command or shutil.which(command[0]) is None:
+        raise CannotBuild(f"there is no C compiler ({' '.join(command) or 'CC is empty'}); install one, or name one in CC")
+    compiler = _run([*command, "--version"])
+    decides = "\n".join((SOURCE.read_text(), *command, *FLAGS, compiler, platform.machine(), _features()))
+    path = cache_folder() / f"attend-{hashlib.sha256(decides.encode()).hexdigest()[:16]}.so"
+    try:
+        if not path.exists():
+            compile_source(command, SOURCE, path)
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise CannotBuild(f"the compiled library cannot be kept or loaded: {error}") from None
+
+
+def compile_source(command: list[str], source: Path, path: Path) -> None:
+    """Writes the library under a name of its own and renames it, so that several processes may compile at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = path.with_name(f".{path.stem}-{secrets.token_hex(4)}.so")
+    log.info("compiling %s for this processor, which takes some seconds and happens once: %s", source.name, path)
+    try:
+        _run([*command, *FLAGS, str(source), "-o", str(own), "-lm"])
+        own.replace(path)
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, check=True)
+    except subprocess.CalledProcessError as error:
+        complaint = (error.stderr or error.stdout or "").strip().splitlines()
+        raise CannotBuild(f"'{command[0]}' fails on attend.c: {complaint[0] if complaint else error.returncode}") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotBuild(f"'{command[0]}' does not run: {error}") from None
+    return done.stdout
+
+
+def _features() -> str:
+    """What the processor can do, since machines of several kinds may share a folder."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

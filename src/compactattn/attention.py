@@ -286,10 +286,16 @@ _estimate = differentiable(_attend, _pull_attend, _save_attend)
 _estimate_backward = differentiable(_attend_backward, refuse_second)
 
 
+def _goes_native(scores: Tensor, orders: Tensor | None) -> bool:
+    return scores.dtype == torch.float32 and orders is None and scores.numel() > 0 and not native.supports(scores)
+
+
 @custom_op("compactattn::weights", mutates_args=())
 def _weights(
     scores: Tensor, perfect: Tensor | None, orders: Tensor | None, r: float, rule: str, value: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if _goes_native(scores, orders):
+        return native.weigh_all(scores, (r, rule, value), perfect)
     w, norm, edge = rows.weigh_all(scores, decode_rule(rule, value), r if orders is None else orders, perfect)
     return w, norm, scores.new_zeros(0, dtype=torch.long) if edge is None else edge
 
@@ -308,8 +314,11 @@ def _(scores, perfect, orders, r, rule, value):  # type: ignore[no-untyped-def]
 def _weights_backward(
     dw: Tensor, w: Tensor, norm: Tensor, edge: Tensor, orders: Tensor | None, r: float, rule: str, value: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    of_row = edge if RULES[rule] is Nearest else None
-    ds, dperfect, dr = rows.pull_all(w, dw, norm, of_row, decode_rule(rule, value), r if orders is None else orders)
+    if _goes_native(w, orders):
+        ds, dperfect, dr = native.pull_all(w, dw, norm, edge, (r, rule, value))
+    else:
+        of_row = edge if RULES[rule] is Nearest else None
+        ds, dperfect, dr = rows.pull_all(w, dw, norm, of_row, decode_rule(rule, value), r if orders is None else orders)
     none = norm.new_zeros(0)
     return ds, none if dperfect is None else dperfect, none.clone() if dr is None else dr
 

@@ -23,7 +23,7 @@
 #define ROWS 4            /* queries that share what is read of keys and values */
 #define TILE (2 * LANES)  /* keys that are computed or left out together */
 #define RUN 64            /* queries of a piece of work */
-#define CHUNK 1024        /* numbers that are summed in fp32; their sums are added in fp64 */
+#define CHUNK (16 * LANES) /* numbers that are summed in fp32, 16 a lane, since equal ones err alike; their sums are added in fp64 */
 #define FLUSH 16          /* tiles that are summed before they join the rest */
 #define MOST_TURNS 64     /* of Newton, as in rows.py */
 #define INLINE static inline __attribute__((always_inline))
@@ -32,6 +32,11 @@ typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias))
 
 enum Rule { FIXED, ANCHORED, NORMALISING, NEAREST };
 enum Kind { STEP, ONE, TWO, THREE, ANY, EXP }; /* of r: 0, 1, 2, 3, between, ∞ */
+
+typedef struct {
+    int32_t rule, kind;
+    float r, value; /* value: b or k of the rule */
+} Kernel;
 
 typedef struct {
     const float *q, *k, *v, *scale;      /* (B, H, Q, D), (B, G, K, D), (B, G, K, E), (H) */
@@ -48,14 +53,23 @@ typedef struct {
     int64_t bias_strides[4], allowed_strides[4];
     int64_t batch, heads, key_heads, queries, rows, keys, dim, width, samples_seen; /* rows = Q; samples_seen = 1 | B of a View */
     int64_t parts, threads;
-    int32_t rule, kind;
-    float r, value, boost;               /* value: b or k of the rule; boost = 1 / (1 − p) of dropout */
+    Kernel kernel;
+    float boost;                         /* 1 / (1 − p) of dropout */
     uint32_t limit;                      /* of the hash, under which a weight is dropped */
 } Call;
 
 typedef struct {
-    float peak, reach;
-    int64_t edge; /* the key that sets θ, or −1 */
+    float *w, *dw;         /* (N, K) scores → weights; what they receive → what the scores receive */
+    const float *perfect;  /* (N) for FIXED */
+    float *norm, *dtheta;  /* (N), as in rows.Row; what θ receives */
+    int64_t *edge;         /* (N) for NEAREST */
+    int64_t rows, keys, threads;
+    Kernel kernel;
+} RowsCall;
+
+typedef struct {
+    float peak, reach, norm; /* as in rows.Row */
+    int64_t edge;
 } Row;
 
 /* -- profiles ------------------------------------------------------------------------------------ */
@@ -147,7 +161,7 @@ INLINE void sum_of(const float *x, int64_t n, float reach, float r, double *mass
     }
 }
 
-INLINE void fill_of(float *x, float *a, int64_t n, float reach, float r, float last, double *mass, const int kind, const int free) {
+INLINE void fill_of(float *x, int64_t n, float reach, float r, float last, double *mass, const int kind, const int free) {
     *mass = 0.0;
     for (int64_t start = 0; start < n; start += CHUNK) {
         int64_t end = start + CHUNK < n ? start + CHUNK : n;
@@ -158,7 +172,7 @@ INLINE void fill_of(float *x, float *a, int64_t n, float reach, float r, float l
             w += slope * last;
             w = w > 0.0f ? w : 0.0f;
             m += w;
-            x[j] = w, a[j] = slope;
+            x[j] = w;
         }
         *mass += m;
     }
@@ -168,16 +182,24 @@ static void sums(const float *x, int64_t n, float reach, float r, int kind, doub
     BY_KIND(kind, 1, sum_of, x, n, reach, r, mass, slopes)
 }
 
-static void fill(float *x, float *a, int64_t n, float reach, float r, float last, int kind, int free, double *mass) {
-    BY_KIND(kind, free, fill_of, x, a, n, reach, r, last, mass)
+static void fill(float *x, int64_t n, float reach, float r, float last, int kind, int free, double *mass) {
+    BY_KIND(kind, free, fill_of, x, n, reach, r, last, mass)
 }
 
 /* mass^(−1/r) */
 static double root(double mass, double r) { return r == 1.0 ? 1.0 / mass : r == 2.0 ? 1.0 / sqrt(mass) : pow(mass, -1.0 / r); }
 
-/* ρ before the last step of Newton, which is `step`: as rows._normalising */
-static float solve(const float *x, int64_t n, float r, int kind, float start, double *step) {
+/* ρ before the last step of Newton, which is `step`: as rows._normalising. ρ only falls, but for rounding. */
+static float solve(const float *x, float *spare, int64_t n, float r, int kind, float start, double *step) {
     float reach = start > 0.0f ? start : r;
+    if (kind == ANY) { /* whose powers are dear: only of the keys that are within reach */
+        int64_t near = 0;
+        for (int64_t j = 0; j < n; j++) {
+            spare[near] = x[j];
+            near += x[j] > -1.001f * reach;
+        }
+        x = spare, n = near;
+    }
     for (int turn = 1;; turn++) {
         double mass, slopes;
         sums(x, n, reach, r, kind, &mass, &slopes);
@@ -235,9 +257,9 @@ static float find_nearest(float *s, float *spare, int64_t n, int64_t k, int64_t 
     return theta;
 }
 
-/* Turns n scores into weights, and fills a with ∂w/∂s at fixed θ and Z: as rows.weigh and rows._slope. */
-static Row weigh(const Call *c, float *s, float *a, float *spare, int64_t n, float perfect, float start) {
-    Row row = {-INFINITY, c->r, -1};
+/* Turns n scores into weights: as rows.weigh. `spare` is overwritten; `start` is a reach that was found before, or 0. */
+static Row weigh(const Kernel *k, float *s, float *spare, int64_t n, float perfect, float start) {
+    Row row = {-INFINITY, k->r, INFINITY, -1};
     int32_t bad = 0;
     float peak = -INFINITY;
 #pragma omp simd reduction(max : peak) reduction(| : bad)
@@ -247,60 +269,78 @@ static Row weigh(const Call *c, float *s, float *a, float *spare, int64_t n, flo
     }
     row.peak = bad ? NAN : peak;
     if (bad || peak == -INFINITY) {
-        for (int64_t j = 0; j < n; j++) s[j] = a[j] = bad ? NAN : 0.0f;
+        for (int64_t j = 0; j < n; j++) s[j] = bad ? NAN : 0.0f;
         return row;
     }
-    int kind = c->kind, free = c->rule == NORMALISING && kind != ANY;
+    int kind = k->kind, free = k->rule == NORMALISING && kind != ANY;
     float cut = -INFINITY; /* what is not above it weighs nothing */
-    if (c->rule == ANCHORED) {
-        row.reach = c->value;
-    } else if (c->rule == FIXED) {
-        float theta = perfect - c->value;
+    if (k->rule == ANCHORED) {
+        row.reach = k->value;
+    } else if (k->rule == FIXED) {
+        float theta = perfect - k->value;
         row.reach = peak - theta < FLT_MAX ? peak - theta : FLT_MAX;
         if (!(row.reach > 0.0f)) kind = STEP; /* nothing in reach: uniform */
         else if (kind == STEP) cut = theta;
-    } else if (c->rule == NEAREST) {
-        float theta = find_nearest(s, spare, n, (int64_t)c->value, &row.edge);
+    } else if (k->rule == NEAREST) {
+        float theta = find_nearest(s, spare, n, (int64_t)k->value, &row.edge);
         row.reach = peak == theta ? 0.0f : peak - theta < FLT_MAX ? peak - theta : FLT_MAX;
     }
 #pragma omp simd
-    for (int64_t j = 0; j < n; j++) s[j] = s[j] == peak ? 0.0f : s[j] > cut ? s[j] - peak : -INFINITY;
-    if (c->rule == ANCHORED && (kind == STEP || kind == EXP)) {
+    for (int64_t j = 0; j < n; j++) {
+        float x = s[j] - peak;
+        x = x > -FLT_MAX ? x : -FLT_MAX; /* −∞ is for keys that are hidden */
+        s[j] = s[j] == peak ? 0.0f : s[j] > cut ? x : -INFINITY;
+    }
+    if (k->rule == ANCHORED && (kind == STEP || kind == EXP)) {
 #pragma omp simd
         for (int64_t j = 0; j < n; j++) s[j] = s[j] > -row.reach ? s[j] : -INFINITY;
     }
-    double mass, step = 0.0, gain = 0.0;
+    double mass, step = 0.0;
     float reach = row.reach > 0.0f ? row.reach : 1.0f, last = 0.0f;
-    if (c->rule == NORMALISING && kind != EXP) {
-        reach = solve(s, n, c->r, kind, start, &step);
-        double most = step * (-c->r / (kind == ANY ? reach : 1.0));
+    if (k->rule == NORMALISING && kind != EXP) {
+        reach = solve(s, spare, n, k->r, kind, start, &step);
+        double most = step * (-k->r / (kind == ANY ? reach : 1.0));
         last = (float)(most > 0.5 ? 0.5 : most < -0.5 ? -0.5 : most);
         row.reach = (float)(reach - step);
-    } else if (c->rule == NORMALISING) {
+    } else if (k->rule == NORMALISING) {
         row.reach = INFINITY;
     }
-    fill(s, a, n, reach, c->r, last, kind, free, &mass);
-    if (c->rule == NORMALISING && kind != EXP) gain = root(mass, c->r) > 0.0 ? 1.0 / (mass * root(mass, c->r)) : 0.0;
-    else if (kind == EXP) gain = 1.0 / mass;
-    else if (kind != STEP && row.reach > 0.0f) gain = c->r / (row.reach * mass);
-    float whole = (float)mass, slope = (float)gain;
+    fill(s, n, reach, k->r, last, kind, free, &mass);
+    float whole = (float)mass;
 #pragma omp simd
-    for (int64_t j = 0; j < n; j++) {
-        s[j] = s[j] / whole;
-        a[j] = s[j] > 0.0f ? a[j] * slope : 0.0f;
-    }
-    if (c->rule == NORMALISING && kind == ANY) { /* w^(1−1/r): for a huge r the last step has moved the weights, and not a */
-#pragma omp simd
-        for (int64_t j = 0; j < n; j++) a[j] = s[j] * exp2_of(log2_of(s[j] > FLT_MIN ? s[j] : FLT_MIN) * (-1.0f / c->r));
-    }
+    for (int64_t j = 0; j < n; j++) s[j] = s[j] / whole;
+    if (k->rule == NORMALISING) row.norm = k->r;
+    else if (kind == EXP) row.norm = row.reach;
+    else if (kind != STEP && row.reach > 0.0f) row.norm = (float)(row.reach / root(mass, k->r));
     return row;
 }
 
-/* Turns ∂L/∂w into ∂L/∂s, and returns what θ receives from the scores: as rows.pull. */
-static double pull(const Call *c, const float *w, const float *a, float *dw, int64_t n, int64_t edge) {
+/* ∂w/∂s at fixed θ and Z, from the weights: as rows._slope */
+static void find_slopes(const Kernel *k, const float *w, float *a, int64_t n, float norm) {
+    float gain = k->rule == NORMALISING ? 1.0f : k->r / norm, power = -1.0f / k->r;
+    switch (k->kind) {
+    case STEP: memset(a, 0, sizeof(float) * n); break;
+    case EXP: memcpy(a, w, sizeof(float) * n); break;
+    case ONE:
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) a[j] = w[j] > 0.0f ? gain : w[j];
+        break;
+    case TWO:
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) a[j] = sqrtf(w[j]) * gain;
+        break;
+    default:
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) a[j] = w[j] * exp2_of(log2_of(w[j] > FLT_MIN ? w[j] : FLT_MIN) * power) * gain;
+    }
+}
+
+/* Turns ∂L/∂w into ∂L/∂s, and returns what θ receives: as rows.pull. Fills a with the slopes. */
+static double pull(const Kernel *k, const float *w, float *a, float *dw, int64_t n, const Row *row) {
+    find_slopes(k, w, a, n, row->norm);
     double top = 0.0, total = 0.0, moved = 0.0;
     float best = 0.0f;
-    const float *by = c->rule == NORMALISING ? a : w;
+    const float *by = k->rule == NORMALISING ? a : w;
     for (int64_t start = 0; start < n; start += CHUNK) {
         int64_t end = start + CHUNK < n ? start + CHUNK : n;
         float t = 0.0f, g = 0.0f;
@@ -312,7 +352,7 @@ static double pull(const Call *c, const float *w, const float *a, float *dw, int
         }
         top += t, total += g;
     }
-    float centre = (float)(c->rule == NORMALISING ? top / (total > FLT_MIN ? total : FLT_MIN) : top);
+    float centre = (float)(k->rule == NORMALISING ? top / (total > FLT_MIN ? total : FLT_MIN) : top);
     for (int64_t start = 0; start < n; start += CHUNK) {
         int64_t end = start + CHUNK < n ? start + CHUNK : n;
         float m = 0.0f;
@@ -323,8 +363,8 @@ static double pull(const Call *c, const float *w, const float *a, float *dw, int
         }
         moved += m;
     }
-    if (c->rule == NEAREST && edge >= 0) dw[edge] -= (float)moved;
-    if (c->rule == ANCHORED) {
+    if (k->rule == NEAREST && row->edge >= 0) dw[row->edge] -= (float)moved;
+    if (k->rule == ANCHORED) {
         int64_t ties = 0;
         for (int64_t j = 0; j < n; j++) ties += w[j] == best && best > 0.0f;
         float share = ties ? (float)(moved / ties) : 0.0f;
@@ -350,7 +390,7 @@ static void thin(const Call *c, float *x, int64_t n, int64_t row, int64_t first)
 /* -- ROWS rows at a time ------------------------------------------------------------------------- */
 
 typedef struct {
-    float *w, *a, *d, *spare;  /* (ROWS, K) three times, and (K) */
+    float *w, *d, *spare;      /* (ROWS, K) twice, and (K) */
     int32_t *tiles;            /* those that hold a weight */
     int64_t held;              /* how many */
     int64_t first, last;       /* the tiles that some row can see */
@@ -453,7 +493,7 @@ static void weigh_block(const Call *c, Block *b, int64_t sample, int64_t head, i
     look(c, b, sample, q);
     for (int64_t t = b->first; t < b->last; t++) dot_tile(x, tiles + t * TILE * dim, dim, b->w + t * TILE, keys);
     for (int i = 0; i < ROWS; i++) {
-        float *s = b->w + i * keys, *a = b->a + i * keys, scale = c->scale[head];
+        float *s = b->w + i * keys, scale = c->scale[head];
         int64_t lo = b->lo[i], hi = b->hi[i], row = (sample * c->heads + head) * c->queries + q + i;
 #pragma omp simd
         for (int64_t j = lo; j < hi; j++) s[j] *= scale;
@@ -471,8 +511,9 @@ static void weigh_block(const Call *c, Block *b, int64_t sample, int64_t head, i
             const uint8_t *allowed = c->allowed + sample * by[0] + head * by[1] + (q + i) * by[2];
             for (int64_t j = lo; j < hi; j++) s[j] = allowed[j * by[3]] ? s[j] : -INFINITY;
         }
-        b->rows[i] = weigh(c, s + lo, a + lo, b->spare, hi - lo, scale, for_gradient && c->reach && hi > lo ? c->reach[row] : 0.0f);
-        clear_unseen(b, i, s), clear_unseen(b, i, a);
+        float start = for_gradient && c->reach && hi > lo ? c->reach[row] : 0.0f;
+        b->rows[i] = weigh(&c->kernel, s + lo, b->spare, hi - lo, scale, start);
+        clear_unseen(b, i, s);
     }
     b->held = 0;
     for (int64_t t = b->first; t < b->last; t++) {
@@ -482,14 +523,14 @@ static void weigh_block(const Call *c, Block *b, int64_t sample, int64_t head, i
                 any += *(const vec *)(b->w + i * keys + t * TILE + n * LANES);
         float sum = 0.0f;
         for (int n = 0; n < LANES; n++) sum += any[n];
-        if (sum != 0.0f || c->rule == NEAREST) b->tiles[b->held++] = (int32_t)t; /* a key that sets θ may weigh nothing */
+        if (sum != 0.0f || c->kernel.rule == NEAREST) b->tiles[b->held++] = (int32_t)t; /* a key that sets θ may weigh nothing */
     }
 }
 
 static Block make_block(const Call *c) {
     Block b = {0};
-    float *room = malloc(sizeof(float) * (3 * ROWS + 1) * c->keys);
-    b.w = room, b.a = room + ROWS * c->keys, b.d = room + 2 * ROWS * c->keys, b.spare = room + 3 * ROWS * c->keys;
+    b.w = malloc(sizeof(float) * (2 * ROWS + 1) * c->keys);
+    b.d = b.w + ROWS * c->keys, b.spare = b.d + ROWS * c->keys;
     b.tiles = malloc(sizeof(int32_t) * (c->keys / TILE + 1));
     return b;
 }
@@ -500,6 +541,34 @@ static void free_block(Block *b) { free(b->w), free(b->tiles); }
 
 int lanes(void) { return LANES; }
 int rows_at_once(void) { return ROWS; }
+
+void weigh_rows(const RowsCall *c) {
+#pragma omp parallel num_threads(c->threads)
+    {
+        float *spare = malloc(sizeof(float) * c->keys);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < c->rows; i++) {
+            Row row = weigh(&c->kernel, c->w + i * c->keys, spare, c->keys, c->perfect ? c->perfect[i] : 0.0f, 0.0f);
+            c->norm[i] = row.norm;
+            if (c->edge) c->edge[i] = row.edge > 0 ? row.edge : 0;
+        }
+        free(spare);
+    }
+}
+
+void pull_rows(const RowsCall *c) {
+#pragma omp parallel num_threads(c->threads)
+    {
+        float *spare = malloc(sizeof(float) * c->keys);
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < c->rows; i++) {
+            Row row = {0.0f, 0.0f, c->norm[i], c->edge ? c->edge[i] : -1};
+            double dtheta = pull(&c->kernel, c->w + i * c->keys, spare, c->dw + i * c->keys, c->keys, &row);
+            if (c->dtheta) c->dtheta[i] = (float)dtheta;
+        }
+        free(spare);
+    }
+}
 
 void attend(const Call *c) {
     int64_t runs = (c->rows + RUN - 1) / RUN, pieces = c->batch * c->heads * runs;
@@ -559,8 +628,8 @@ void attend_backward(const Call *c) {
                         int64_t lo = b.lo[i], n = b.hi[i] - lo, fate = (sample * c->heads + head) * c->queries + q + i;
                         float *w = b.w + i * c->keys + lo, *d = b.d + i * c->keys + lo;
                         thin(c, d, n, fate, lo);
-                        double dtheta = pull(c, w, b.a + i * c->keys + lo, d, n, b.rows[i].edge);
-                        if (c->rule == FIXED) dscale += dtheta; /* θ is measured from a perfect match, whose score is the scale */
+                        double dtheta = pull(&c->kernel, w, b.spare, d, n, &b.rows[i]);
+                        if (c->kernel.rule == FIXED) dscale += dtheta; /* θ is measured from a perfect match, whose score is the scale */
                         thin(c, w, n, fate, lo);
                     }
                     for (int i = 0; i < ROWS; i++) clear_unseen(&b, i, b.d + i * c->keys);

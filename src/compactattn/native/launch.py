@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,16 +16,29 @@ from torch.nn.functional import pad
 
 from compactattn import reference
 from compactattn.dropout import Dropout, foresee
-from compactattn.kernels import RULES, decode_rule
+from compactattn.kernels import RULES, Fixed, Nearest, decode_rule
 from compactattn.masks import View
 from compactattn.native.build import lack_library, library
 from compactattn.reference import Estimate, Gradients
-from compactattn.rows import WHOLE
+from compactattn.rows import WHOLE, Pull
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Code = tuple[float, str, float]  # a kernel as kernels.encode writes it
+FLOAT_MAX = torch.finfo(torch.float32).max
 KINDS = (0.0, *WHOLE, math.nan, math.inf)  # of r, as attend.c numbers them; NaN stands for all others
 ENOUGH_PARTS = 16  # samples × heads of keys that keep all cores busy backward; fewer are cut further
+
+
+class Kernel(ctypes.Structure):
+    """Kernel of attend.c, field by field."""
+
+    _fields_ = (("rule", ctypes.c_int32), ("kind", ctypes.c_int32), ("r", ctypes.c_float), ("value", ctypes.c_float))
+
+    @staticmethod
+    def of(code: Code) -> Kernel:
+        r, rule, value = code
+        kind = KINDS.index(r if r in KINDS else math.nan)
+        return Kernel(list(RULES).index(rule), kind, min(r, FLOAT_MAX), value)
 
 
 class Call(ctypes.Structure):
@@ -40,9 +54,19 @@ class Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in (
             "batch", "heads", "key_heads", "queries", "rows", "keys", "dim", "width", "samples_seen", "parts", "threads",
         )),
-        ("rule", ctypes.c_int32), ("kind", ctypes.c_int32),
-        ("r", ctypes.c_float), ("value", ctypes.c_float), ("boost", ctypes.c_float),
+        ("kernel", Kernel),
+        ("boost", ctypes.c_float),
         ("limit", ctypes.c_uint32),
+    )  # fmt: skip
+
+
+class RowsCall(ctypes.Structure):
+    """RowsCall of attend.c, field by field."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("w", "dw", "perfect", "norm", "dtheta", "edge")),
+        *((name, ctypes.c_int64) for name in ("rows", "keys", "threads")),
+        ("kernel", Kernel),
     )  # fmt: skip
 
 
@@ -106,6 +130,35 @@ def estimate_backward(
     return Gradients(dq, dk, dv, dscale.sum((0, 1)).to(scale.dtype), None, None)
 
 
+def weigh_all(s: Tensor, code: Code, perfect: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """As `rows.weigh_all`, for fp32."""
+    w, norm = s.clone(memory_format=torch.contiguous_format), s.new_empty((len(s), 1))
+    edge = torch.empty((len(s), 1) if RULES[code[1]] is Nearest else 0, dtype=torch.long)
+    perfect = None if perfect is None else perfect.contiguous()
+    call = RowsCall(w=w.data_ptr(), norm=norm.data_ptr(), **_shape(s, code))
+    call.perfect, call.edge = _pointer(perfect), _pointer(edge)
+    library().weigh_rows(ctypes.byref(call))
+    return w, norm, edge
+
+
+def pull_all(w: Tensor, dw: Tensor, norm: Tensor, edge: Tensor, code: Code) -> Pull:
+    """As `rows.pull_all`, for fp32."""
+    w, ds = w.contiguous(), dw.clone(memory_format=torch.contiguous_format)
+    dtheta = torch.empty_like(norm) if RULES[code[1]] is Fixed else None
+    call = RowsCall(w=w.data_ptr(), dw=ds.data_ptr(), norm=norm.data_ptr(), **_shape(w, code))
+    call.dtheta, call.edge = _pointer(dtheta), _pointer(edge)
+    library().pull_rows(ctypes.byref(call))
+    return Pull(ds, dtheta, None)
+
+
+def _shape(s: Tensor, code: Code) -> dict[str, Any]:
+    return {"rows": len(s), "keys": s.shape[1], "threads": torch.get_num_threads(), "kernel": Kernel.of(code)}
+
+
+def _pointer(x: Tensor | None) -> int | None:
+    return x.data_ptr() if x is not None and x.numel() else None
+
+
 class Prepared:
     """A call of attend.c, and the tensors that it points to."""
 
@@ -116,14 +169,13 @@ class Prepared:
         self.dim, self.width = (_round_up(x.shape[3], self.lanes) for x in (q, v))
         key_heads = k.shape[1]
         self.parts = min(math.ceil(ENOUGH_PARTS / (batch * key_heads)), self.rows // at_once)
-        seen = torch.broadcast_tensors(view.at, view.lo, view.hi)
-        r, rule, value = code
-        kind = KINDS.index(r if r in KINDS else math.nan)
+        # a key beyond the last would be read beyond the end of memory
+        seen = torch.broadcast_tensors(view.at, view.lo.clamp_min(0), view.hi.clamp_max(k.shape[2]))
         self.kept: list[Tensor] = []
         self.call = Call(
             batch=batch, heads=heads, key_heads=key_heads, queries=queries, rows=self.rows, keys=self.keys, dim=self.dim,
             width=self.width, samples_seen=len(seen[0]), parts=self.parts, threads=torch.get_num_threads(),
-            rule=list(RULES).index(rule), kind=kind, r=min(r, 3e38), value=value,
+            kernel=Kernel.of(code),
         )  # fmt: skip
         self.give("q", self.pad_rows(q))
         self.give("k_tiles", self.tile(self.pad_keys(k)))

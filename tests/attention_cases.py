@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from compactattn import ALiBi, Bias, Causal, Packed, Padding, attention, parse
+from compactattn import ALiBi, Bias, Causal, Packed, Padding, operators, parse
 from compactattn.kernels import Fixed, encode
 from compactattn.masks import resolve
 
@@ -61,7 +61,7 @@ def dense(q, k, v, kernel, scale=None, mask=None):
     flat = s.flatten(0, -2)
     kernel = parse(kernel)
     perfect = scale[:, None].expand(batch, heads, queries).reshape(-1, 1) if isinstance(kernel.rule, Fixed) else None
-    return attention._weights(flat, perfect, None, *encode(kernel))[0].view_as(s) @ v
+    return operators.weights_operator(flat, perfect, None, *encode(kernel))[0].view_as(s) @ v
 
 
 def gradients(out, inputs, seed=1):

@@ -21,6 +21,7 @@ from compactattn import (
     decode,
     entmax,
     gaussian,
+    operators,
     parse,
     reference,
     rows,
@@ -153,11 +154,11 @@ def test_opcheck(kernel):
     scale = torch.rand(4, requires_grad=True)
     for readout in (True, False):
         inputs = (q, k, v, scale, view.at, view.lo, view.hi, view.allowed, bias, view.slopes, orders, *code, readout)
-        torch.library.opcheck(attention._attend, inputs)
+        torch.library.opcheck(operators.attend_operator, inputs)
     s = torch.randn(6, 9, requires_grad=True)
     perfect = torch.ones(6, 1, requires_grad=True) if code[1] == "fixed" else None
     row_orders = None if orders is None else (1 + torch.rand(6, 1)).requires_grad_()
-    torch.library.opcheck(attention._weights, (s, perfect, row_orders, *code))
+    torch.library.opcheck(operators.weights_operator, (s, perfect, row_orders, *code))
 
 
 def test_torch_compile_sees_one_graph_at_any_length():

@@ -6,7 +6,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from compactattn import Bias, Causal, Padding, attend, attention, dropout, entmax, parse, reference, rows
+from compactattn import Bias, Causal, Padding, attend, attention, dropout, entmax, operators, parse, reference, rows
 from compactattn.dropout import Dropout, check_rate, draw_seed, factors, foresee
 from compactattn.kernels import RULES, Fixed, encode
 from compactattn.masks import resolve
@@ -171,7 +171,7 @@ def dense(q, k, v, scale, kernel, mask, multiplied):
     orders = attention._orders(kernel, heads, q)
     if orders is not None:
         orders = orders[:, None].expand(batch, heads, queries).reshape(-1, 1)
-    w = attention._weights(s.flatten(0, -2), perfect, orders, *encode(kernel))[0].view_as(s)
+    w = operators.weights_operator(s.flatten(0, -2), perfect, orders, *encode(kernel))[0].view_as(s)
     return (w * multiplied) @ v
 
 
@@ -279,7 +279,7 @@ def test_opcheck_and_one_graph():
     q, k, v, scale = (x.detach().float().requires_grad_() for x in draw(5, 6))
     view = resolve(Causal(1), (2, 4, 5, 6), q.device)
     inputs = (q, k, v, scale, view.at, view.lo, view.hi, None, None, None, None, *encode(parse("biweight")))
-    torch.library.opcheck(attention._attend, (*inputs, True, False, True, P, torch.tensor(5)))
+    torch.library.opcheck(operators.attend_operator, (*inputs, True, False, True, P, torch.tensor(5)))
 
     def model(q, k, v, scale):
         return attend(q, k, v, "sparsemax", scale=scale, mask=Causal(), dropout=P).square().sum()

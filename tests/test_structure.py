@@ -17,9 +17,9 @@ ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "compactattn"
 # a file imports only from what stands above it
 LAYERS = [
-    "folders", "kernels", "masks", "rows", "dropout", "reference", "derivatives", "native", "fused", "attention", "decoding",
-    "regression", "memory", "mixers", "models", "data", "training", "evaluation", "experiments", "report", "bench", "cli",
-    "__main__",
+    "folders", "kernels", "masks", "rows", "dropout", "reference", "derivatives", "native", "fused", "operators", "attention",
+    "decoding", "regression", "memory", "mixers", "models", "data", "training", "evaluation", "experiments", "report", "bench",
+    "cli", "__main__",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
-from compactattn import attention, reference
+from compactattn import attention, operators, reference
 from compactattn.derivatives import refuse_tangents
 from compactattn.fused import decode_launch
 from compactattn.fused.decode_launch import MOST_FP32_ROWS, MOST_ROWS, PAGE, Bounds
@@ -148,7 +148,7 @@ def decode(
         wanted, skipped = choose_pages(q, k, beta, view, bounds, kernel.rule, order)
         wanted = wanted.repeat_interleave(PAGE, -1)[..., : k.shape[2]]
         view = replace(view, allowed=wanted if view.allowed is None else view.allowed & wanted)
-    out, *_ = attention._attend(
+    out, *_ = operators.attend_operator(
         q, k, v, beta, view.at, view.lo, view.hi, view.allowed, view.bias, view.slopes,
         orders, *encode(kernel), False, False,
     )  # fmt: skip

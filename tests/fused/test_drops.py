@@ -4,7 +4,7 @@ import pytest
 import torch
 from family import Case, check, draw, run
 
-from compactattn import ALiBi, Allowed, Causal, Padding, attend, attention, parse
+from compactattn import ALiBi, Allowed, Causal, Padding, attend, operators, parse
 from compactattn.dropout import Dropout, draw_seed, factors, foresee
 from compactattn.fused import launch
 from compactattn.kernels import encode
@@ -120,4 +120,4 @@ def test_opcheck_of_the_fused_operator_with_dropout(cut):
     (q, k, v, scale), _ = draw(Case(1, 2, 1, 5, 6, 4, 3, (16, 16), None))
     view = resolve(Causal(1), (1, 2, 5, 6), q.device)
     inputs = (q, k, v, scale, view.at, view.lo, view.hi, None, None, None, None, *encode(parse("biweight")))
-    torch.library.opcheck(attention._attend, (*inputs, True, True, True, P, torch.tensor(5)))
+    torch.library.opcheck(operators.attend_operator, (*inputs, True, True, True, P, torch.tensor(5)))

@@ -11,7 +11,7 @@ from gpu_tests.cases import Group, Layout
 from gpu_tests.test_numerics import judge_all
 from torch.func import grad, jvp, vmap
 
-from compactattn import ALiBi, Causal, Packed, Padding, attend, attention, parse
+from compactattn import ALiBi, Causal, Packed, Padding, attend, operators, parse
 from compactattn.fused import launch
 from compactattn.kernels import encode
 from compactattn.masks import resolve
@@ -353,7 +353,7 @@ def test_opcheck_of_the_fused_operator(cut):
     (q, k, v, scale), _ = draw(Case(1, 2, 1, 5, 6, 4, 3, (16, 16), None))
     view = resolve(Causal(1) & ALiBi(), (1, 2, 5, 6), q.device)
     inputs = (q, k, v, scale, view.at, view.lo, view.hi, None, None, view.slopes, None, *encode(parse("biweight")))
-    torch.library.opcheck(attention._attend, (*inputs, True, True))
+    torch.library.opcheck(operators.attend_operator, (*inputs, True, True))
 
 
 def test_torch_compile_sees_one_graph(cut):

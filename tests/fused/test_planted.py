@@ -17,7 +17,7 @@ import pytest
 import torch
 from plants import PLANTS, Plant
 
-from compactattn import ALiBi, Allowed, Bias, Causal, Packed, Padding, attend, attention, decoding, entmax, fused
+from compactattn import ALiBi, Allowed, Bias, Causal, Packed, Padding, attend, attention, decoding, entmax, fused, operators
 from compactattn.decoding import Pages, decode
 from compactattn.fused import launch
 from compactattn.memory.features import leaky_average, peek_values, unit
@@ -251,8 +251,9 @@ def use_copy(folder, plant, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     names = ("launch", "decode_launch", "leaky", "cross_entropy", "selective_scan")
     copied = {name: importlib.import_module(f"{package.name}.{name}") for name in names}
-    for owner, name in zip((attention, decoding, fused, fused, fused), names, strict=True):
+    for owner, name in zip((operators, decoding, fused, fused, fused), names, strict=True):
         monkeypatch.setattr(owner, name, copied[name], raising=False)
+    monkeypatch.setattr(attention, "launch", copied["launch"])
     cut = copied["launch"].Cut(*[copied["launch"].Blocks(32, 16, 4, 1)] * 4)
     monkeypatch.setattr(copied["launch"], "choose_cut", lambda *_: cut)
     monkeypatch.setattr(copied["launch"], "TRACK_FROM", 64)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from family import KERNELS, ONE_OF_EACH_RULE, Case, check, draw, run
 
-from compactattn import ALiBi, Allowed, Bias, Causal, attend, attention, entmax
+from compactattn import ALiBi, Allowed, Bias, Causal, attend, entmax, operators
 from compactattn.fused import launch
 from compactattn.masks import resolve
 
@@ -143,6 +143,6 @@ def test_opcheck_of_the_fused_operator_with_every_tensor(cut):
     view = resolve(Allowed(torch.rand(5, 6) < 0.8) & Bias(torch.randn(2, 6, 5).mT.requires_grad_()), (1, 2, 5, 6), q.device)
     orders = torch.tensor([1.5, 4.0], requires_grad=True)
     inputs = (q, k, v, scale, view.at, view.lo, view.hi, view.allowed, view.bias, None, orders, math.nan, "normalising", 0.0)
-    torch.library.opcheck(attention._attend, (*inputs, True, True), test_utils=("test_schema", "test_faketensor"))
-    out = attention._attend(*inputs, True, True)[0]
+    torch.library.opcheck(operators.attend_operator, (*inputs, True, True), test_utils=("test_schema", "test_faketensor"))
+    out = operators.attend_operator(*inputs, True, True)[0]
     torch.autograd.grad(out.sum(), (q, view.bias, orders))

@@ -46,6 +46,7 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.weights
+	$(BIN)/python -m benchmarks.attention
 	$(BIN)/python -m benchmarks.memory
 	$(BIN)/python -m benchmarks.training
 	$(BIN)/python -m benchmarks.mixers

@@ -63,6 +63,22 @@ def read(name: str) -> list[Row]:
     return results.read(RESULTS / f"{name}.csv")
 
 
+def newest(rows: list[Row], *keys: str) -> list[Row]:
+    """The last row for each value of the keys, in the order of their first appearance."""
+    found: dict[tuple[str, ...], Row] = {}
+    for row in rows:
+        found[tuple(row[key] for key in keys)] = row
+    return list(found.values())
+
+
+def source(name: str) -> str:
+    row = read(name)[-1]
+    place = row.get("device") or f"{row['cpu']}, {row['threads']} threads"
+    return (
+        f"`{row['command']}` on {place}, torch {row['torch']}, Python {row['python']}, {row['date']}, commit {row['commit']}."
+    )
+
+
 def _module() -> str:
     spec = sys.modules["__main__"].__spec__
     return spec.name if spec else "benchmarks"

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks.common import read
+from benchmarks import attention
+from benchmarks.common import newest, read, source
 from benchmarks.experiments import draw_pictures, references_section, results_section
 from compactattn.bench.contestants import AUTOTUNING, CONTESTANTS, KERNELS
 from compactattn.bench.goals import BEHIND_TRANSFORMER, HEAD_DIMS, TOKENS_PER_SECOND, count_verdicts, format_goals
@@ -21,12 +22,10 @@ CURVES = ("validation", "positions")  # the pictures of language modelling that 
 TEXT = ("text", "tokenizer")  # what names a row of preparation
 
 
-def newest(rows: list[Row], *keys: str) -> list[Row]:
-    """The last row for each value of the keys, in the order of their first appearance."""
-    found: dict[tuple[str, ...], Row] = {}
-    for row in rows:
-        found[tuple(row[key] for key in keys)] = row
-    return list(found.values())
+def weights_rows() -> list[Row]:
+    """The rows of weights that are of the newest code."""
+    rows = read("cpu_weights")
+    return [row for row in rows if row.get("commit") == rows[-1].get("commit")]
 
 
 def worst(rows: list[Row]) -> list[Row]:
@@ -71,7 +70,7 @@ def summary() -> str:
             for row, ratio in zip(decode_rows(), decode_ratios(decode_rows()), strict=True)
             if ratio is not None and row["contestant"] != "sdpa"
         ],
-        "weights on a CPU": [is_reached(row) for row in worst(read("cpu_weights"))],
+        "weights on a CPU": [is_reached(row) for row in worst(weights_rows())],
         "a training step on a CPU": [is_fast(row) for row in newest(read("cpu_mixers"), "model")],
         "text to tokens on a CPU": [is_prepared_fast(row) for row in newest(read("preparation"), *TEXT) if row["goal"]],
         "memory on a CPU": [is_small(row) for row in newest(read("cpu_memory"), "kernel", "shape")],
@@ -112,7 +111,7 @@ def weights_table() -> str:
                 row["ours_gradient_error"],
                 row["peer_gradient_error"],
             ]
-            for row in worst(read("cpu_weights"))
+            for row in worst(weights_rows())
         ],
     )
 
@@ -370,17 +369,9 @@ def gpu_sources(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def source(name: str) -> str:
-    row = read(name)[-1]
-    place = row.get("device") or f"{row['cpu']}, {row['threads']} threads"
-    return (
-        f"`{row['command']}` on {place}, torch {row['torch']}, Python {row['python']}, {row['date']}, commit {row['commit']}."
-    )
-
-
 def benchmarks_page() -> str:
-    weights = read("cpu_weights")[-1]
-    runs = [row for row in read("cpu_weights") if row["kernel"] == weights["kernel"]]
+    weights = weights_rows()[-1]
+    runs = [row for row in weights_rows() if row["kernel"] == weights["kernel"]]
     return f"""# Benchmarks
 
 {summary()} Bold marks a number that misses its goal.
@@ -401,7 +392,7 @@ float64. `softmax` of PyTorch takes {ms(weights, "softmax")} ms here.
 
 {source("cpu_weights")}
 
-## Memory of attend() on a CPU
+{attention.section()}## Memory of attend() on a CPU
 
 Causal, fp32, forward + backward; peak resident memory above the inputs, each case in a fresh process. A matrix of
 all scores of one head alone would take 1,024 MiB at 16,384 keys.
@@ -419,7 +410,7 @@ all scores of one head alone would take 1,024 MiB at 16,384 keys.
 
 
 def readme_section() -> str:
-    measured = worst(read("cpu_weights"))
+    measured = worst(weights_rows())
     rows = [
         [
             f"`{row['kernel']}`",

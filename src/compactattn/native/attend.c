@@ -210,6 +210,26 @@ static float solve(const float *x, float *spare, int64_t n, float r, int kind, f
     }
 }
 
+/* the largest of n numbers, −∞ included (with which OpenMP's own maximum need not begin), and whether one is no number */
+static float find_peak(const float *x, int64_t n, int *bad) {
+    float best[LANES], peak = -INFINITY;
+    int32_t wrong = 0;
+    for (int i = 0; i < LANES; i++) best[i] = -INFINITY;
+    int64_t j = 0;
+    for (; j + LANES <= n; j += LANES)
+        for (int i = 0; i < LANES; i++) {
+            best[i] = x[j + i] > best[i] ? x[j + i] : best[i];
+            wrong |= x[j + i] != x[j + i];
+        }
+    for (; j < n; j++) {
+        peak = x[j] > peak ? x[j] : peak;
+        wrong |= x[j] != x[j];
+    }
+    for (int i = 0; i < LANES; i++) peak = best[i] > peak ? best[i] : peak;
+    *bad = wrong;
+    return peak;
+}
+
 /* the k-th largest of n numbers, by halves of the range of their bits in order; fills `order` with these */
 static float find_kth(const float *x, int32_t *order, int64_t n, int64_t k) {
     int32_t least = INT32_MAX, most = INT32_MIN;
@@ -260,13 +280,8 @@ static float find_nearest(float *s, float *spare, int64_t n, int64_t k, int64_t 
 /* Turns n scores into weights: as rows.weigh. `spare` is overwritten; `start` is a reach that was found before, or 0. */
 static Row weigh(const Kernel *k, float *s, float *spare, int64_t n, float perfect, float start) {
     Row row = {-INFINITY, k->r, INFINITY, -1};
-    int32_t bad = 0;
-    float peak = -INFINITY;
-#pragma omp simd reduction(max : peak) reduction(| : bad)
-    for (int64_t j = 0; j < n; j++) {
-        bad |= s[j] != s[j];
-        peak = s[j] > peak ? s[j] : peak;
-    }
+    int bad;
+    float peak = find_peak(s, n, &bad);
     row.peak = bad ? NAN : peak;
     if (bad || peak == -INFINITY) {
         for (int64_t j = 0; j < n; j++) s[j] = bad ? NAN : 0.0f;
@@ -635,7 +650,7 @@ void attend_backward(const Call *c) {
                     for (int i = 0; i < ROWS; i++) clear_unseen(&b, i, b.d + i * c->keys);
                     mix(&b, b.d, c->keys, keys, c->dim, dq);
                     for (int64_t n = 0; n < ROWS * c->dim; n++) {
-                        dscale += dq[n] * x[n];
+                        dscale += (double)dq[n] * x[n];
                         dq[n] *= c->scale[head];
                         scaled[n] = x[n] * c->scale[head];
                     }

@@ -1,7 +1,7 @@
 """The page of the benchmarks is made of the rows that the commands leave."""
 
 import pytest
-from benchmarks import report
+from benchmarks import attention, common, report
 
 from compactattn.bench import goals
 
@@ -35,14 +35,15 @@ def training_row(architecture, kernel, speed):
 
 @pytest.fixture
 def rows(monkeypatch):
-    held = {"attention": [], "training": [], "decode": [], "preparation": []}
-    monkeypatch.setattr(report, "read", held.__getitem__)
+    held = {"attention": [], "training": [], "decode": [], "preparation": [], "cpu_attention": []}
+    for module in (report, common, attention):
+        monkeypatch.setattr(module, "read", held.__getitem__)
     return held
 
 
 def test_without_rows_there_is_no_section(rows):
     assert report.attention_section() == report.steps_section() == report.decode_section() == ""
-    assert report.preparation_section() == ""
+    assert report.preparation_section() == attention.section() == ""
 
 
 def test_attention_shows_goals_times_lost_cells_and_the_command(rows):
@@ -154,3 +155,24 @@ def test_decode_steps_are_shown_beside_sdpa(rows):
     text = report.decode_section()
     assert "| random | 131,072 | `biweight` | ours | 0.500 | 0.50 | – | 1e-3 |" in text
     assert "| random | 131,072 | `biweight` | ours-pages | 1.500 | **1.50**, lost | 0.25 | 1e-3 |" in text
+
+
+def test_attention_on_a_cpu_is_shown_beside_pytorch_and_of_the_newest_code_alone(rows):
+    def row(kernel, contestant, both, commit="abc"):
+        return {
+            "kernel": kernel, "contestant": contestant, "scores": "mild", "batch": "4", "heads": "8", "length": "2048", "dim": "64",
+            "forward_median_ms": "10", "both_median_ms": both, "error": "4e-07", "command": "python -m benchmarks.attention",
+            "cpu": "a CPU", "threads": "2", "torch": "2.13", "python": "3.11", "date": "2026-01-02", "commit": commit,
+        }  # fmt: skip
+
+    rows["cpu_attention"] = [
+        row("sparsemax", "attend", "999", commit="old"),
+        row("gaussian", attention.PEER, "100"),
+        row("sparsemax", "attend", "51"),
+    ]
+    text = attention.section()
+    assert "| `gaussian` | PyTorch | 10 / 100 |" in text
+    assert "| `sparsemax` | attend | 10 / 51 (0.51) |" in text
+    assert "at most 4e-07" in text
+    assert "batch · length = 8,192" in text
+    assert "999" not in text

@@ -54,7 +54,7 @@ PLANTS = {
     "the best key receives nothing": ("dw[j] -= w[j] == best ? share", "dw[j] -= w[j] == best ? 0.0f"),
     "θ has no part in dscale": ("dscale += dtheta;", "dscale += 0.0 * dtheta;"),
     "dropout looks at the key's place in the row": ("(uint32_t)(first + j) *", "(uint32_t)(j) *"),
-    "dropout forgets its second word": ("0xB923E45Bu ^ between", "0xB923E45Bu"),
+    "dropout forgets its second word": ("* FIRST ^ between", "* FIRST"),
     "what is kept is not boosted": (">= limit ? boost", ">= limit ? 1.0f"),
     "dw is not dropped": ("thin(c, d, n, fate, lo);", ""),
     "dv is not dropped": ("thin(c, w, n, fate, lo);", ""),

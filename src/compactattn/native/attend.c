@@ -5,7 +5,8 @@
  * The estimate of a row hangs on that row alone, to the last bit: on no other row, on no key that it may not see, on no number of threads.
  *
  * Shapes: B batch, H heads (G of keys), Q queries, K keys, D head dim, E width of the values. Q, K, D and E are multiples of ROWS, TILE,
- * LANES and LANES, padded with zeros; `queries` says how many queries are real.
+ * LANES and LANES, padded with zeros; `queries` says how many queries are real. build.py defines MOST_TURNS of Newton and what
+ * dropout hashes with: FIRST, SECOND, STRIDE.
  */
 #include <float.h>
 #include <math.h>
@@ -20,12 +21,11 @@
 #else
 #define LANES 4
 #endif
-#define ROWS 4            /* queries that share what is read of keys and values */
-#define TILE (2 * LANES)  /* keys that are computed or left out together */
-#define RUN 64            /* queries of a piece of work */
+#define ROWS 4             /* queries that share what is read of keys and values */
+#define TILE (2 * LANES)   /* keys that are computed or left out together */
+#define RUN 64             /* queries of a piece of work */
 #define CHUNK (16 * LANES) /* numbers that are summed in fp32, 16 a lane, since equal ones err alike; their sums are added in fp64 */
-#define FLUSH 16          /* tiles that are summed before they join the rest */
-#define MOST_TURNS 64     /* of Newton, as in rows.py */
+#define FLUSH 16           /* tiles that are summed before they join the rest */
 #define INLINE static inline __attribute__((always_inline))
 
 typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
@@ -395,9 +395,9 @@ static void thin(const Call *c, float *x, int64_t n, int64_t row, int64_t first)
     float boost = c->boost;
 #pragma omp simd
     for (int64_t j = 0; j < n; j++) {
-        uint32_t h = before + (uint32_t)(first + j) * 0x9E3779B9u;
-        h = (h ^ h >> 16) * 0xB923E45Bu ^ between;
-        h = (h ^ h >> 15) * 0x68BCAD69u;
+        uint32_t h = before + (uint32_t)(first + j) * STRIDE;
+        h = (h ^ h >> 16) * FIRST ^ between;
+        h = (h ^ h >> 15) * SECOND;
         x[j] *= (h ^ h >> 16) >= limit ? boost : 0.0f;
     }
 }

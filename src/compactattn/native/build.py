@@ -20,13 +20,19 @@ from pathlib import Path
 
 import torch
 
+from compactattn.dropout import FIRST, SECOND, STRIDE
 from compactattn.folders import cache_folder
+from compactattn.rows import MOST_TURNS
 
 log = logging.getLogger("compactattn")
 
 SOURCE = Path(__file__).parent / "attend.c"
 # without errno and traps loops become vectors; NaN and ∞ keep their meaning. OpenMP is the one that PyTorch has loaded
-FLAGS = ("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
+FLAGS = (
+    *("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC"),
+    *(f"-D{name}={value}u" for name, value in {"FIRST": FIRST, "SECOND": SECOND, "STRIDE": STRIDE}.items()),
+    f"-DMOST_TURNS={MOST_TURNS}",
+)
 MOST_SECONDS = 120
 
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
+from operations import count_training
 from torch import nn
 from torch.nn.functional import cross_entropy, logsigmoid
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from compactattn.mixers.gla import GLA, Written
 from compactattn.mixers.linear_attention import CHUNK, _ChannelDecay, decay_scan, decay_step
@@ -203,21 +203,8 @@ def test_under_autocast_the_decays_of_gla_are_those_of_full_precision():
 
 @each_mixer
 def test_training_takes_a_few_operations_for_each_chunk_and_none_for_each_position(make):
-    class Count(TorchDispatchMode):
-        calls = 0
-
-        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-            self.calls += 1
-            return function(*arguments, **keywords or {})
-
-    def calls(time):
-        mixer = make()
-        with Count() as count:
-            mixer(torch.randn(1, time, WIDTH)).sum().backward()
-        return count.calls
-
-    chunk = CHUNK["cpu"]
-    assert calls(5 * chunk) - calls(4 * chunk) <= 8  # by definition every position takes 100
+    four, five = (count_training(make(), torch.randn(1, chunks * CHUNK["cpu"], WIDTH)) for chunks in (4, 5))
+    assert five - four <= 8  # by definition every position takes 100
 
 
 def test_parameters_are_those_of_the_methods():

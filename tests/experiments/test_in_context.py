@@ -39,7 +39,7 @@ def test_a_preset_is_a_complete_config_that_survives_being_written_down(preset, 
 def test_the_paper_preset_is_the_published_recipe():
     mosaic = in_context.paper("mosaic", 2500)
     assert (mosaic.model.layers, mosaic.model.width, mosaic.model.heads, mosaic.model.slots_per_head) == (2, 128, 8, 448)
-    assert (mosaic.model.vocab, mosaic.model.dropout) == (20, 0.05)
+    assert (mosaic.model.vocab, mosaic.model.dropout, mosaic.model.embedding_dropout) == (20, 0.05, 0)
     training = mosaic.training
     assert (training.batch, training.rate, training.final_rate, training.betas, training.clip) == (
         32,
@@ -54,8 +54,19 @@ def test_the_paper_preset_is_the_published_recipe():
     layers = {"transformer": 8, "retnet": 2, "gla": 4, "h3": 2, "s4d": 2, "mamba": 4}
     for name, depth in layers.items():
         model = in_context.paper(name, 2500).model
-        assert (model.layers, model.width, model.embedding_dropout) == (depth, 128, 0.1)
+        assert (model.layers, model.width, model.dropout, model.embedding_dropout) == (depth, 128, 0, 0.1)
+    heads = {"transformer": 2, "retnet": 4, "gla": 1}
+    assert {name: in_context.paper(name, 2500).model.heads for name in heads} == heads
+    assert {in_context.paper(name, 2500).training.decay for name in in_context.RECIPES} == {0.1}
     assert in_context.paper("transformer", 1000).model.positions == "learned"
+
+
+@pytest.mark.parametrize(("preset", "epochs", "patience"), [("paper", 200, 40), ("gpu-short", 100, 15), ("cpu-quick", 20, 0)])
+def test_each_preset_has_its_epochs_and_its_patience(preset, epochs, patience):
+    for model in in_context.RECIPES:
+        config = in_context.PRESETS[preset](model, 2500)
+        assert in_context.epoch_of(config, config.training.steps) == pytest.approx(epochs, abs=0.02)
+        assert config.training.patience == patience
 
 
 def test_models_of_one_size_class_have_about_as_many_parameters():

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -12,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from compactattn import cli
+from compactattn.cli import regbench as regbench_commands
+from compactattn.cli import work
 from compactattn.cli.work import split_kernels
 from compactattn.experiments import in_context
 from compactattn.experiments import length_generalisation as length_gen
@@ -308,6 +312,37 @@ def test_help_tells_the_languages_that_each_preset_has(capsys):
         low, high = languages.strings
         assert f"{low} to {high} of up to {languages.string_length[1]} letters" in told
         assert "and {} to {} states".format(*languages.states) in told
+
+
+@pytest.mark.parametrize("preset", list(in_context.PRESETS))
+def test_what_is_said_last_is_whether_the_papers_table_stands_beside_a_preset(preset, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(work, "train_run", lambda *rest, **options: None)
+    for module in (work, regbench_commands):
+        monkeypatch.setattr(module, "finish_jobs", lambda *rest: {})
+    monkeypatch.setattr(work, "write_page", lambda *rest: "page")
+    monkeypatch.setattr(regbench_commands, "print_search", lambda *rest: None)
+    monkeypatch.chdir(tmp_path)
+    for command in ("train regbench --no-evaluate", "sweep regbench", "sweep regbench --search --models gla"):
+        cli.main([*command.split(), "--preset", preset, "--device", "cpu"])
+        *_, last = capsys.readouterr().out.splitlines()
+        easier = last.startswith("Note: the languages of cpu-quick are easier than the paper's") and "--preset paper" in last
+        assert easier == (preset == "cpu-quick"), command
+
+
+def test_the_readmes_sweeps_of_regbench_have_the_papers_languages(tmp_path, monkeypatch):
+    text = (RESULTS.parent / "README.md").read_text()
+    commands = [shlex.split(line, comments=True)[1:] for line in re.findall(r"^compactattn sweep regbench .*", text, re.M)]
+    swept = []
+    monkeypatch.setattr(regbench_commands, "finish_sweep", lambda todo, *rest: swept.extend(todo))
+    monkeypatch.setattr(
+        regbench_commands, "finish_jobs", lambda todo, *rest: swept.extend(todo) or dict.fromkeys(range(len(todo)), "")
+    )
+    monkeypatch.setattr(regbench_commands, "complain", lambda *rest: None)
+    monkeypatch.chdir(tmp_path)
+    for command in commands:
+        cli.main(command)
+    assert len(swept) == 4 * 3 * 3 + 72
+    assert not any(job.config.data["changes"] for job in swept)
 
 
 def test_a_rate_that_is_given_falls_to_a_tenth_of_itself(tmp_path, capsys):

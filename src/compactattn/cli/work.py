@@ -76,6 +76,7 @@ class Voice:
     describe: Callable[[RunConfig], str]  # before training
     evaluate_and_show: Callable[[Path, str], None]  # after it, on a device
     choose_prompt: Callable[[RunConfig], str] | None = None  # to try with `generate`
+    note: Callable[[RunConfig], str] | None = None  # what its numbers are not, told last; empty where there is nothing to tell
 
 
 # -- configs -------------------------------------------------------------------------------------
@@ -168,8 +169,10 @@ def train_and_show(
             print(f"{voice.describe(config)}: {count_parameters(build(config.model)):,} parameters", flush=True)
     warn_of_preset(preset, config.training.device)
     train_run(config, folder, resume=resume, tensorboard=tensorboard)
-    if evaluate and leads():
-        show_run(config, folder, voice)
+    if leads():
+        if evaluate:
+            show_run(config, folder, voice)
+        conclude(voice.note(config) if voice.note else "")
 
 
 def show_run(config: RunConfig, folder: Path, voice: Voice) -> None:
@@ -183,13 +186,20 @@ def show_run(config: RunConfig, folder: Path, voice: Voice) -> None:
         print(f"      compactattn inspect {named}")
 
 
-def finish_sweep(todo: Sequence[Job], jobs: int, out: Path, show: Callable[[Sequence[Job]], None]) -> None:
+def conclude(note: str) -> None:
+    """Prints what is told last, if anything is."""
+    if note:
+        print(f"\nNote: {note}", flush=True)
+
+
+def finish_sweep(todo: Sequence[Job], jobs: int, out: Path, show: Callable[[Sequence[Job]], None], note: str = "") -> None:
     """Finishes all runs of a sweep, writes their report and shows how well they did; those that diverged are told last."""
     diverged = finish_jobs(todo, jobs)
     if len(diverged) < len(todo):
         page = write_page([job.folder for job in todo], out / "report", todo[0].device)
         show(todo)
         print(f"\nReport: {page}")
+        conclude(note)
     complain(diverged, todo)
 
 

@@ -212,14 +212,6 @@ def test_parameters_are_those_of_the_methods():
     assert sum(p.numel() for p in GLA(128).parameters()) == 4 * 128**2 + 128 + (128 * 16 + 16 * 64 + 64)
 
 
-@pytest.mark.parametrize("make", [GLA, RetNet])
-def test_a_width_that_does_not_divide_is_refused_with_the_remedy(make):
-    with pytest.raises(ValueError) as error:
-        make(12, 4)
-    assert "width 12 does not divide into 4 heads" in str(error.value)
-    assert "choose a multiple of 8" in str(error.value)
-
-
 class Reader(nn.Module):
     """One mixer between an embedding of each kind of symbol and a linear output."""
 

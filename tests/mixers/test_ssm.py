@@ -271,13 +271,6 @@ def test_the_mixers_start_as_published():
     assert sum(p.numel() for p in Mamba(128).parameters()) == 116480
 
 
-def test_an_odd_state_is_told_in_words():
-    with pytest.raises(ValueError) as error:
-        S4D(4, 7)
-    assert "7" in str(error.value)
-    assert "even" in str(error.value)
-
-
 def test_s4d_learns_a_delayed_copy():
     assert ssm_tasks.accuracy_after(ssm_tasks.delayed_copy, S4D(16, 32), 16, 200) > 0.9
 

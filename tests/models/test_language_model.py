@@ -1,4 +1,5 @@
 import math
+import re
 from itertools import product
 
 import pytest
@@ -7,7 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from compactattn.models import head
 from compactattn.models.block import RECURRENCES
-from compactattn.models.config import ModelConfig
+from compactattn.models.config import ARCHITECTURES, ModelConfig
 from compactattn.models.generation import generate
 from compactattn.models.head import head_loss
 from compactattn.models.language_model import build, count_parameters
@@ -179,12 +180,38 @@ def test_memory_mosaics_has_2688_slots_at_the_width_of_the_language_model():
         ({"as_released": "yes"}, ["as_released", "'efficient'"]),
         ({"dropout": 1.0}, ["dropout = 1.0", "below 1"]),
         ({"embedding_dropout": -0.1}, ["embedding_dropout = -0.1", "at least 0"]),
+        ({"architecture": "s4d", "state": 7}, ["state = 7 of s4d", "even"]),
+        ({"architecture": "h3", "state": 1}, ["state = 1 of h3", "even"]),
+        (
+            {"architecture": "gla", "heads": 24},
+            ["into 24 heads", "half as wide as values", "choose 12 heads, or a width of 48"],
+        ),
+        ({"architecture": "retnet", "heads": 8}, ["into 8 heads", "pairs", "choose 6 or 12 heads, or a width of 32"]),
+        ({"architecture": "retnet", "width": 1, "heads": 1}, ["into 1 head of", "pairs; choose a width of 2"]),
     ],
 )
 def test_a_config_that_cannot_be_is_told_in_words(change, words):
     with pytest.raises(ValueError) as error:
         ModelConfig(**{**SMALL, **change})
     assert all(word in str(error.value) for word in words)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@torch.no_grad()
+def test_every_width_and_number_of_heads_that_is_not_refused_makes_a_model(architecture):
+    taken = 0
+    for width, heads in product((1, 2, 3, 6, 8, 12), (1, 2, 3, 4, 6, 8, 12, 24)):
+        try:
+            config = ModelConfig(VOCAB, 1, width, heads, architecture, slots=4)
+        except ValueError as error:
+            (remedy,) = re.findall(r"or a width of (\d+)|choose a width of (\d+)", str(error))
+            ModelConfig(VOCAB, 1, int("".join(remedy)), heads, architecture)
+            for fewer_or_more in re.findall(r"(\d+)(?: or \d+)? heads?, or a", str(error)):
+                ModelConfig(VOCAB, 1, width, int(fewer_or_more), architecture)
+        else:
+            taken += 1
+            assert build(config)(tokens(1, 5)).isfinite().all()
+    assert taken > 6
 
 
 def test_learned_positions_end_where_they_were_told_to():

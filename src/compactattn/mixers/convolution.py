@@ -83,13 +83,11 @@ class DiagonalSSM(Recurrence):
 
     ā = exp(Δ a) and w = c (ā − 1) / a: the zero-order hold of h' = a h + x. a = −rate + i · frequency starts as −1/2 + iπn
     (S4D-Lin) for n < state / 2; the other half are the conjugates. What must not decay in training, a and Δ, is stored flat.
-    The state is h, (B, C, state / 2) complex.
+    `state` is even; what is kept is h, (B, C, state / 2) complex.
     """
 
     def __init__(self, width: int, state: int) -> None:
         super().__init__()
-        if state < 2 or state % 2:
-            raise ValueError(f"state {state} does not divide into pairs of conjugates; choose an even number from 2 on")
         self.width, pairs = width, state // 2
         self.log_step = nn.Parameter(draw_steps(width).log())
         self.log_rate = nn.Parameter(torch.full((width * pairs,), math.log(0.5)))

@@ -31,11 +31,6 @@ class GLA(Recurrence):
 
     def __init__(self, width: int, heads: int = 1) -> None:
         super().__init__()
-        if width % (2 * heads):
-            raise ValueError(
-                f"width {width} does not divide into {heads} heads with keys half as wide as values; "
-                f"choose a multiple of {2 * heads}"
-            )
         self.heads = heads
         self.to_inputs = nn.Linear(width, 2 * width, bias=False)
         self.to_decay = nn.Sequential(nn.Linear(width, RANK, bias=False), nn.Linear(RANK, width // 2))

@@ -31,11 +31,6 @@ class RetNet(Recurrence):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        if width % (2 * heads):
-            raise ValueError(
-                f"width {width} does not divide into {heads} heads of an even width, whose channels rotary positions turn in "
-                f"pairs; choose a multiple of {2 * heads}"
-            )
         self.heads = heads
         self.to_inputs = nn.Linear(width, 4 * width, bias=False)
         self.to_output = nn.Linear(width, width, bias=False)

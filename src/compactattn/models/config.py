@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,6 +15,11 @@ Positions = Literal["none", "alibi", "learned"]
 Released = Literal["", "efficient", "plain"]
 Output = Literal["", "scaled", "plain"]
 ARCHITECTURES, POSITIONS, RELEASED, OUTPUTS = (get_args(choice) for choice in (Architecture, Positions, Released, Output))
+
+MULTIPLES: Mapping[str, tuple[int, str]] = {  # what the width of a head must be a multiple of, and why
+    "gla": (2, " with keys half as wide as values"),
+    "retnet": (2, " of an even width, whose channels rotary positions turn in pairs"),
+}
 
 
 def own_output(architecture: str) -> Output:
@@ -57,12 +63,10 @@ class ModelConfig:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 0")
         for name in ("dropout", "embedding_dropout"):
             check_rate(name, getattr(self, name))
-        if self.width % self.heads:
-            fits = [heads for heads in range(1, self.width + 1) if self.width % heads == 0]
-            near = [*(n for n in fits if n < self.heads)][-1:] + [*(n for n in fits if n > self.heads)][:1]
+        self._check_heads()
+        if self.architecture in ("s4d", "h3") and self.state % 2:
             raise ValueError(
-                f"width {self.width} does not divide into {self.heads} heads; choose {' or '.join(map(str, near))} heads,"
-                f" or a width of {self.width + -self.width % self.heads}"
+                f"state = {self.state} of {self.architecture} does not divide into pairs of conjugates; choose an even number"
             )
         if self.positions == "learned" and self.longest < 1:
             raise ValueError("learned positions need the longest sequence, as in longest=512")
@@ -71,6 +75,19 @@ class ModelConfig:
                 f"as_released = {self.as_released!r} changes nothing for a {self.architecture} with {self.kernel}; leave it out"
             )
         parse(self.kernel)
+
+    def _check_heads(self) -> None:
+        """Refuses a width that does not divide into the heads, and names the nearest numbers that would do."""
+        part, why = MULTIPLES.get(self.architecture, (1, ""))
+        if not self.width % (part * self.heads):
+            return
+        fits = [heads for heads in range(1, self.width + 1) if self.width % (part * heads) == 0]
+        near = [*(n for n in fits if n < self.heads)][-1:] + [*(n for n in fits if n > self.heads)][:1]
+        others = f"{' or '.join(map(str, near))} {_heads(near[-1])}, or " if near else ""
+        raise ValueError(
+            f"width {self.width} does not divide into {self.heads} {_heads(self.heads)}{why};"
+            f" choose {others}a width of {self.width + -self.width % (part * self.heads)}"
+        )
 
     @property
     def scales_output(self) -> bool:
@@ -81,3 +98,7 @@ class ModelConfig:
     def slots_per_head(self) -> int:
         """7/2 · width unless told otherwise, which gives a mosaic block the parameters of a transformer block of that width."""
         return self.slots or self.width * 7 // 2
+
+
+def _heads(number: int) -> str:
+    return "head" if number == 1 else "heads"

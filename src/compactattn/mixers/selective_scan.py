@@ -1,9 +1,10 @@
 """The selective scan of Mamba as an operator of torch.library: h_t = exp(Δ_t a) h_{t−1} + b_t u_t, and y_t = c_t · h_t.
 
-Time is cut into chunks and the i-th positions of all chunks advance together, so that a loop takes CHUNK turns whatever the
-length; what crosses from chunk to chunk is a second, shorter loop. Every factor is a decay of at most 1: nothing is divided.
-The backward pass makes the states again from those that enter chunks, which alone are kept; on a CPU nothing of size T × N × E
-outlives a slice of the batch. On a GPU each pass is one kernel instead, fused/selective_scan.py, with chunks of its own.
+Time is cut into chunks and the i-th positions of all chunks advance together, so that a loop takes CHUNK turns for each slice
+of the batch, whatever the length; what crosses from chunk to chunk is a second loop, over chunks. A slice is as many rows as
+SLICE has room for, one at least. Every factor is a decay of at most 1: nothing is divided. The backward pass makes the states
+again from those that enter chunks, which alone are kept; on a CPU nothing of size T × N × E outlives a slice. On a GPU each
+pass is one kernel instead, fused/selective_scan.py, with chunks of its own.
 
 Shapes: B batch, T time, E channels, N states; K chunks in a slice, of L positions. u and Δ are (B, T, E), b and c (B, T, N),
 rates a (N, E), states (B, N, E).

@@ -146,7 +146,8 @@ def sweep_regbench(
         recipe: Such a file, for every mosaic of the sweep: chosen for one kernel and reused for the others, as in the paper.
         epochs: At most; the preset's if not given.
         device: auto, cpu, cuda or cuda:1.
-        jobs: Runs side by side; 0 is four on a GPU, which small models leave idle, and one for each core on a CPU.
+        jobs: Runs side by side; 0 is four on a GPU, so that one compiles or evaluates while others train, and one for each
+            core on a CPU.
         out: Folder of the runs; the report goes to its subfolder report.
     """
     require_counts(seeds=(seeds, 1), jobs=(jobs, 0))

@@ -178,6 +178,16 @@ def test_what_cannot_be_done_is_told_in_one_sentence(arguments, words, capsys, t
     assert words in refuse(arguments, capsys)
 
 
+@pytest.mark.parametrize("command", ["train", "sweep"])
+@pytest.mark.parametrize(
+    ("change", "words"), [({"layers": 2.5}, "is no recipe"), ({"heads": 3}, "does not divide into 3 heads")]
+)
+def test_a_recipe_that_cannot_be_is_told_in_one_sentence(command, change, words, tmp_path, capsys):
+    path = tmp_path / "recipe.json"
+    path.write_text(json.dumps({"decay": 0.1, "layers": 2, "width": 128, "heads": 8} | change))
+    assert words in refuse([command, "regbench", "--recipe", str(path), "--device", "cpu", "--out", str(tmp_path)], capsys)
+
+
 def test_bad_lengths_and_prompts_are_told_in_one_sentence(run, capsys):
     assert "whole numbers" in refuse(["evaluate", str(run), "--lengths", "64;128", "--device", "cpu"], capsys)
     assert "length" in refuse(["evaluate", str(run), "--lengths", "1", "--device", "cpu"], capsys)

@@ -130,6 +130,19 @@ def test_the_search_space_is_the_papers_and_a_recipe_is_reused(tmp_path):
         in_context.apply_recipe(other, path)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"decay": "x"}, {"decay": None}, {"decay": True}, {"layers": "two"}, {"layers": 2.5}, {"layers": None}, {"width": [64]},
+     {"heads": True}, {"heads": "4"}],
+    ids=str,
+)  # fmt: skip
+def test_a_recipe_with_values_of_another_type_is_no_recipe(change, tmp_path):
+    config, path = in_context.paper("mosaic", 1000), tmp_path / "recipe.json"
+    path.write_text(json.dumps(in_context.write_recipe(config) | change))
+    with pytest.raises(ValueError, match="is no recipe; a recipe has decay, layers, width, heads"):
+        in_context.apply_recipe(config, path)
+
+
 def test_letters_that_follow_are_judged_by_the_language():
     config = in_context.paper("mosaic", 64)
     for number in (0, 7):

@@ -152,6 +152,8 @@ def apply_recipe(config: RunConfig, path: Path) -> RunConfig:
     try:
         recipe = json.loads(path.read_text(encoding="utf-8"))
         decay, *sizes = (recipe[name] for name in GRID)
+        if type(decay) not in (int, float) or any(type(size) is not int for size in sizes):  # True is no number here
+            raise TypeError
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError):

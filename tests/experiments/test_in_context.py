@@ -152,6 +152,10 @@ def test_letters_that_follow_are_judged_by_the_language():
         assert start.judge(rest) == [True] * len(rest)
         wrong = next(letter for letter in range(18) if start.edges[start.state, letter] < 0)
         assert start.judge([wrong, *rest]) == [False]
+        own = int((start.edges[0] >= 0).argmax())  # a letter with which a string may start
+        assert start.judge([18, own, 18, 18, own]) == [True, True, True, False]  # a string has a letter at least
+        after = start._replace(tokens=[*start.tokens, 18], state=0)
+        assert (after.judge([18, own]), after.judge([own, 18])) == ([False], [True, True])
     typed = in_context.begin(config, "ab|ba", 0)
     assert (typed.tokens, typed.judge([1, 2])) == ([0, 1, 18, 1, 0], [])
 

@@ -246,13 +246,19 @@ class Beginning(NamedTuple):
     def judge(self, tokens: Sequence[int]) -> list[bool]:
         """Which of the tokens that follow are legal, up to the first that is not; nothing where the language is not known."""
         found: list[bool] = []
-        state = self.state
-        while self.edges is not None and state >= 0 and len(found) < len(tokens):
-            token = tokens[len(found)]
-            state = (
-                0 if token == self.languages.separator else int(self.edges[state, token]) if token < self.edges.shape[1] else -1
-            )
+        if self.edges is None:
+            return found
+        state, separator = self.state, self.languages.separator
+        before = self.tokens[-1] if self.tokens else separator
+        for token in tokens:
+            if token == separator:
+                state = -1 if before == separator else 0  # a string has a letter at least
+            else:
+                state = int(self.edges[state, token]) if token < self.edges.shape[1] else -1
             found.append(state >= 0)
+            if state < 0:
+                break
+            before = token
         return found
 
 

@@ -161,8 +161,8 @@ def test_attention_on_a_cpu_is_shown_beside_pytorch_and_of_the_newest_code_alone
     def row(kernel, contestant, both, commit="abc"):
         return {
             "kernel": kernel, "contestant": contestant, "scores": "mild", "batch": "4", "heads": "8", "length": "2048",
-            "dim": "64", "forward_median_ms": "10", "both_median_ms": both, "error": "4e-07", "command": "python -m benchmarks.attention",
-            "cpu": "a CPU", "threads": "2", "torch": "2.13", "python": "3.11", "date": "2026-01-02", "commit": commit,
+            "dim": "64", "forward_median_ms": "10", "both_median_ms": both, "error": "4e-07",
+            "command": "python -m benchmarks.attention", "cpu": "a CPU", "threads": "2", "torch": "2.13", "python": "3.11", "date": "2026-01-02", "commit": commit,
         }  # fmt: skip
 
     rows["cpu_attention"] = [

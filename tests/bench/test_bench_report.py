@@ -159,11 +159,10 @@ def test_decode_steps_are_shown_beside_sdpa(rows):
 
 def test_attention_on_a_cpu_is_shown_beside_pytorch_and_of_the_newest_code_alone(rows):
     def row(kernel, contestant, both, commit="abc"):
-        return {
-            "kernel": kernel, "contestant": contestant, "scores": "mild", "batch": "4", "heads": "8", "length": "2048",
-            "dim": "64", "forward_median_ms": "10", "both_median_ms": both, "error": "4e-07",
-            "command": "python -m benchmarks.attention", "cpu": "a CPU", "threads": "2", "torch": "2.13", "python": "3.11", "date": "2026-01-02", "commit": commit,
-        }  # fmt: skip
+        what = {"kernel": kernel, "contestant": contestant, "scores": "mild", "dim": "64", "error": "4e-07"}
+        size = {"batch": "4", "heads": "8", "length": "2048", "forward_median_ms": "10", "both_median_ms": both}
+        where = {"cpu": "a CPU", "threads": "2", "torch": "2.13", "python": "3.11", "date": "2026-01-02", "commit": commit}
+        return what | size | where | {"command": "python -m benchmarks.attention"}
 
     rows["cpu_attention"] = [
         row("sparsemax", "attend", "999", commit="old"),

@@ -86,33 +86,58 @@ def test_the_number_of_workers_changes_no_byte(tmp_path, small_blocks, pairs):
     assert contents(tmp_path / "1") == contents(tmp_path / "2") == contents(tmp_path / "7")
 
 
+def tear(folder, *lines):
+    """What a process killed while it wrote leaves: tokens without a mark, and lines that are no mark."""
+    for name in ("train.bin", "validation.bin"):
+        with open(folder / name, "ab") as file:
+            file.write(b"\x01\x02\x03")
+    with open(folder / "journal.jsonl", "ab") as file:
+        file.writelines(lines)
+
+
 @pytest.mark.parametrize("after", [0, 1, 17, 60])
 def test_an_interrupted_preparation_goes_on_to_the_same_bytes(tmp_path, small_blocks, pairs, monkeypatch, after):
     parts = {"a.txt": DOCUMENTS[:140], "b.txt.gz": DOCUMENTS[140:]}
     files = [TextFile(write_text(tmp_path / name, part)) for name, part in parts.items()]
     prepare(files, pairs, tmp_path / "whole")
-    read, blocks = [], TextFile.blocks
+    starts, read, blocks = [], [], TextFile.blocks
 
     def interrupt(done, total):
-        if len(read) == after:
+        if len(read) in (after, after + 2):
+            read.append(None)
             raise KeyboardInterrupt
         read.append(done)
 
-    with pytest.raises(KeyboardInterrupt):
-        prepare(files, pairs, tmp_path / "parts", progress=interrupt)
-    with pytest.raises(ValueError, match="is unfinished; run the command that began it again"):
-        Corpus.open(tmp_path / "parts")
-    # a process killed while it wrote leaves tokens without a mark, and a torn mark
-    for name in ("train.bin", "validation.bin"):
-        with open(tmp_path / "parts" / name, "ab") as file:
-            file.write(b"\x01\x02\x03")
-    with open(tmp_path / "parts/journal.jsonl", "a") as file:
-        file.write('{"source": 1, "pla')
-    starts = []
+    for _ in range(2):  # the second time behind a torn mark
+        with pytest.raises(KeyboardInterrupt):
+            prepare(files, pairs, tmp_path / "parts", progress=interrupt)
+        with pytest.raises(ValueError, match="is unfinished; run the command that began it again"):
+            Corpus.open(tmp_path / "parts")
+        tear(tmp_path / "parts", b'{"source": 1, "pla')
     monkeypatch.setattr(TextFile, "blocks", lambda self, *at: starts.append((self.name, *at)) or blocks(self, *at))
     prepare(files, pairs, tmp_path / "parts")
     assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
     assert starts[0][:2] > ("a.txt", 0)  # it did not begin again
+
+
+@pytest.mark.parametrize("line", [b'{"source": 1, "pla\n', b"\xff\xfe\n", b"\n"])
+def test_marks_behind_a_line_that_is_none_are_not_trusted(tmp_path, small_blocks, monkeypatch, line):
+    prepare(text(tmp_path), Bytes(), tmp_path / "whole")
+
+    def interrupt(done, total):
+        if done > total // 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare(text(tmp_path), Bytes(), tmp_path / "parts", progress=interrupt)
+    journal = tmp_path / "parts/journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join([*lines[:4], line, *lines[4:]]))
+    starts, blocks = [], TextFile.blocks
+    monkeypatch.setattr(TextFile, "blocks", lambda self, *at: starts.append(at) or blocks(self, *at))
+    prepare(text(tmp_path), Bytes(), tmp_path / "parts")
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
+    assert starts == [(json.loads(lines[3])["place"], json.loads(lines[3])["opens"])]
 
 
 def test_a_mark_that_the_files_do_not_bear_out_is_not_trusted(tmp_path, small_blocks, pairs):

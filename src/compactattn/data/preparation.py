@@ -272,16 +272,20 @@ def _finished(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _begin(folder: Path, settings: dict[str, Any]) -> Mark:
-    """The last mark that the files bear out, after cutting off what lies behind it."""
+    """The last mark that the files bear out, after cutting off what lies behind it, in the journal too."""
     journal, mark = folder / JOURNAL, Mark()
-    lines = journal.read_text().split("\n")[:-1] if journal.is_file() else []  # what follows the last line end is torn
+    lines = journal.read_bytes().split(b"\n")[:-1] if journal.is_file() else []  # what follows the last line end is torn
     if lines:
         _compare(folder, json.loads(lines[0]), settings)
         sizes = [path.stat().st_size if path.is_file() else 0 for path in _paths(folder)]
+        good = len(lines[0]) + 1
         for line in lines[1:]:
             found = _read_mark(line)
-            if all(size >= 2 * tally.tokens for size, tally in zip(sizes, (found.train, found.validation), strict=True)):
-                mark = found
+            if found is None or sizes[0] < 2 * found.train.tokens or sizes[1] < 2 * found.validation.tokens:
+                break
+            mark, good = found, good + len(line) + 1
+        with open(journal, "ab") as file:  # else the next mark would end a torn line
+            file.truncate(good)
     elif any(path.exists() for path in _paths(folder)):
         raise ValueError(
             f"{str(folder)!r} holds {SPLITS[0]}.bin or {SPLITS[1]}.bin of something else; choose another folder with --out"
@@ -321,8 +325,12 @@ def _forget_marks(journal: Path) -> None:
         os.fsync(file.fileno())
 
 
-def _read_mark(line: str) -> Mark:
-    mark = Mark(**json.loads(line))
+def _read_mark(line: bytes) -> Mark | None:
+    """The mark of a line, or None where it is damaged."""
+    try:
+        mark = Mark(**json.loads(line))
+    except ValueError:
+        return None
     return replace(mark, train=Tally(**mark.train), validation=Tally(**mark.validation))  # type: ignore[arg-type]
 
 

@@ -120,7 +120,11 @@ def test_an_interrupted_preparation_goes_on_to_the_same_bytes(tmp_path, small_bl
     assert starts[0][:2] > ("a.txt", 0)  # it did not begin again
 
 
-@pytest.mark.parametrize("line", [b'{"source": 1, "pla\n', b"\xff\xfe\n", b"\n"])
+NONE = {"documents": 0, "tokens": 0, "bytes": 0}
+WRONG = json.dumps({"source": 0, "place": "9", "opens": True, "begun": 0, "train": NONE, "validation": NONE}).encode()
+
+
+@pytest.mark.parametrize("line", [b'{"source": 1, "pla', b"\xff\xfe", b"", b'{"source": 0}', b"[1]", b"7", b"null", WRONG])
 def test_marks_behind_a_line_that_is_none_are_not_trusted(tmp_path, small_blocks, monkeypatch, line):
     prepare(text(tmp_path), Bytes(), tmp_path / "whole")
 
@@ -132,7 +136,7 @@ def test_marks_behind_a_line_that_is_none_are_not_trusted(tmp_path, small_blocks
         prepare(text(tmp_path), Bytes(), tmp_path / "parts", progress=interrupt)
     journal = tmp_path / "parts/journal.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join([*lines[:4], line, *lines[4:]]))
+    journal.write_bytes(b"".join([*lines[:4], line, b"\n", *lines[4:]]))
     starts, blocks = [], TextFile.blocks
     monkeypatch.setattr(TextFile, "blocks", lambda self, *at: starts.append(at) or blocks(self, *at))
     prepare(text(tmp_path), Bytes(), tmp_path / "parts")

@@ -11,7 +11,7 @@ from tests.experiments.lm_examples import LENGTH, make_corpus, tiny
 from torch.nn.functional import cross_entropy
 
 from compactattn.data.corpus import Corpus
-from compactattn.data.preparation import META
+from compactattn.data.meta import META
 from compactattn.data.sources import hash_file
 from compactattn.experiments import language_modelling as lm
 from compactattn.experiments.runs import open_run

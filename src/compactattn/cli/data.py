@@ -17,7 +17,8 @@ from tyro.extras import SubcommandApp
 from compactattn.cli.app import Stopped, UsageError, app, console, prepare_folder
 from compactattn.cli.work import progress
 from compactattn.data import babistories
-from compactattn.data.preparation import META, prepare
+from compactattn.data.meta import META
+from compactattn.data.preparation import prepare
 from compactattn.data.sources import Source, open_sources
 from compactattn.data.stories import Stories
 from compactattn.data.tokenizers import Name, RanksMissing, load_tokenizer

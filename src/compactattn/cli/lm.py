@@ -31,7 +31,8 @@ from compactattn.cli.work import (
 )
 from compactattn.data import grammar
 from compactattn.data.corpus import Corpus
-from compactattn.data.preparation import META, VERSION, prepare
+from compactattn.data.meta import META, VERSION
+from compactattn.data.preparation import prepare
 from compactattn.data.stories import Stories
 from compactattn.data.tokenizers import load_tokenizer
 from compactattn.experiments import language_modelling

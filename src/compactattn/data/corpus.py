@@ -9,7 +9,6 @@ Shapes: B batch, T time.
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ import torch
 
 from compactattn.data.batches import Batch
 from compactattn.data.draws import Array, Draws
-from compactattn.data.preparation import JOURNAL, META, RANKS, SPLITS, VERSION
+from compactattn.data.meta import JOURNAL, META, RANKS, SPLITS, VERSION, read_meta
 from compactattn.data.sources import hash_file, name_corpus
 from compactattn.data.tokenizers import Tokenizer, load_tokenizer
 
@@ -43,7 +42,7 @@ class Corpus:
         """Reads meta.json and checks the size of the streams against it; `verify` checks every byte."""
         folder = Path(folder)
         try:
-            meta = json.loads((folder / META).read_text())
+            meta = read_meta(folder)
         except NotADirectoryError:
             raise ValueError(
                 f"{str(folder)!r} is a file, not a prepared corpus; prepare it:"
@@ -60,8 +59,6 @@ class Corpus:
             raise ValueError(
                 f"{str(folder)!r} is no prepared corpus: it has no {META}; make one, as in: compactattn data demo-stories"
             ) from None
-        except ValueError as error:
-            raise ValueError(f"{str(folder / META)!r} is damaged ({error}); prepare the corpus again") from None
         if meta.get("version") != VERSION:
             raise ValueError(
                 f"{str(folder)!r} has version {meta.get('version')} of the format, this is version {VERSION}; prepare it again"

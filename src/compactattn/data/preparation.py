@@ -22,14 +22,12 @@ import numpy as np
 
 from compactattn.data.differences import list_differences
 from compactattn.data.draws import Array, Draws
+from compactattn.data.meta import JOURNAL, MARK, META, RANKS, SPLITS, TALLY, VERSION, find_defect, parse_record, read_meta
 from compactattn.data.sources import Block, Source, hash_file
 from compactattn.data.tokenizers import Tokenizer
 
 Progress = Callable[[int, int], None]  # how much of how much
 
-VERSION = 1  # of the folder: raise it when a change makes other bytes of the same text
-META, JOURNAL, RANKS = "meta.json", "journal.jsonl", "ranks.tiktoken"
-SPLITS = ("train", "validation")
 WIDEST = 1 << 16  # ids are stored in 16 bits
 CHUNK = 1 << 16  # tokens of a tail that are held at a time
 SECONDS_BETWEEN_MARKS = 1.0
@@ -256,12 +254,7 @@ def _finished(folder: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
     """What meta.json holds if the work has been done already; where a file is missing or cut short, all is done again."""
     if not (folder / META).is_file():
         return None
-    try:
-        meta = json.loads((folder / META).read_text())
-    except ValueError as error:
-        raise ValueError(
-            f"{str(folder / META)!r} is damaged ({error}); delete the folder, or choose another with --out"
-        ) from None
+    meta = read_meta(folder)
     _compare(folder, {key: meta.get(key) for key in settings}, settings)
     sizes = [path.stat().st_size if path.is_file() else None for path in _paths(folder)]
     if sizes == [2 * meta["splits"][split]["tokens"] for split in SPLITS]:
@@ -276,7 +269,7 @@ def _begin(folder: Path, settings: dict[str, Any]) -> Mark:
     journal, mark = folder / JOURNAL, Mark()
     lines = journal.read_bytes().split(b"\n")[:-1] if journal.is_file() else []  # what follows the last line end is torn
     if lines:
-        _compare(folder, json.loads(lines[0]), settings)
+        _compare(folder, parse_record(journal, lines[0]), settings)
         sizes = [path.stat().st_size if path.is_file() else 0 for path in _paths(folder)]
         good = len(lines[0]) + 1
         for line in lines[1:]:
@@ -328,10 +321,13 @@ def _forget_marks(journal: Path) -> None:
 def _read_mark(line: bytes) -> Mark | None:
     """The mark of a line, or None where it is damaged."""
     try:
-        mark = Mark(**json.loads(line))
+        found = json.loads(line)
     except ValueError:
         return None
-    return replace(mark, train=Tally(**mark.train), validation=Tally(**mark.validation))  # type: ignore[arg-type]
+    if find_defect(found, MARK):
+        return None
+    train, validation = (Tally(*(found[split][name] for name in TALLY)) for split in SPLITS)
+    return Mark(found["source"], found["place"], found["opens"], found["begun"], train, validation)
 
 
 def _check_splits(mark: Mark, settings: dict[str, Any]) -> None:

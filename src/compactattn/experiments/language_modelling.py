@@ -24,7 +24,8 @@ from torch import nn
 from compactattn.data.batches import Batch
 from compactattn.data.corpus import Corpus, fixed_windows, read_openings
 from compactattn.data.draws import Array
-from compactattn.data.preparation import META, RANKS, encode_block
+from compactattn.data.meta import META, RANKS
+from compactattn.data.preparation import encode_block
 from compactattn.data.sources import identify, name_corpus, open_sources
 from compactattn.data.tokenizers import Tokenizer, check_ids, load_tokenizer
 from compactattn.evaluation.loss_by_position import evaluate_positions

@@ -4,6 +4,7 @@ import base64
 import gzip
 import hashlib
 import json
+import socket
 
 from compactattn.data import tokenizers
 
@@ -22,6 +23,22 @@ def use_tiny_ranks(monkeypatch, folder):
     path.write_bytes(tiny_ranks())
     monkeypatch.setattr(tokenizers, "GPT2_SHA256", hashlib.sha256(tiny_ranks()).hexdigest())
     return path
+
+
+def cut_off(monkeypatch, folder):
+    """Takes the network away, as requests tells it: three errors around the one that says why."""
+
+    def fetch(url):
+        try:
+            try:
+                raise socket.gaierror(-2, "Name or service not known")
+            except OSError as error:
+                raise RuntimeError(f"Failed to resolve a host {'that has a long name ' * 20}") from error
+        except RuntimeError as error:
+            raise ConnectionError(f"Max retries exceeded (Caused by {error!r})") from None
+
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setattr("tiktoken.load.read_file", fetch)
 
 
 def write_text(path, documents, separator="<|endoftext|>"):

@@ -7,12 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from tests.data.text_examples import cut_off, use_tiny_ranks
 from tests.experiments.lm_examples import LENGTH, make_corpus, tiny
 from torch.nn.functional import cross_entropy
 
 from compactattn.data.corpus import Corpus
 from compactattn.data.meta import META
+from compactattn.data.preparation import prepare
 from compactattn.data.sources import hash_file
+from compactattn.data.stories import Stories
+from compactattn.data.tokenizers import BytePairs
 from compactattn.experiments import language_modelling as lm
 from compactattn.experiments.runs import open_run
 from compactattn.models.language_model import build
@@ -188,6 +192,38 @@ def test_an_id_out_of_range_is_found_before_training(split, corpus, tmp_path):
     with pytest.raises(ValueError, match=rf"{split}\.bin' is not as it was prepared: it holds id 400"):
         lm.run(tiny(Corpus.open(folder)), tmp_path / "run", show_progress=False)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def with_ranks(tmp_path, monkeypatch):
+    """A corpus of GPT-2 tokens, of tiny ranks, and a config; there is no network."""
+    ranks = use_tiny_ranks(monkeypatch, tmp_path)
+    cut_off(monkeypatch, tmp_path)
+    prepare([Stories(40)], BytePairs("gpt2", ranks.read_bytes()), tmp_path / "corpus", 0.2, workers=1)
+    return tiny(Corpus.open(tmp_path / "corpus"), steps=2)
+
+
+@pytest.mark.parametrize(
+    ("left", "trouble"),
+    [
+        (None, "the ranks of GPT-2 could not be fetched (Name or service not known)"),
+        (b"QQ== 0\n", "is not the ranks of GPT-2: its SHA-256 is "),
+    ],
+)
+def test_ranks_that_are_missing_or_damaged_are_told_before_training(left, trouble, with_ranks, tmp_path):
+    ranks = tmp_path / "corpus/ranks.tiktoken"
+    whole = ranks.read_bytes()
+    ranks.unlink() if left is None else ranks.write_bytes(left)
+    for act in (lambda: lm.run(with_ranks, tmp_path / "run", show_progress=False), lambda: lm.read(with_ranks, "words")):
+        with pytest.raises(ValueError) as error:
+            act()
+        said = str(error.value).splitlines()[0]
+        assert trouble in said
+        assert said.endswith(f"; put the published r50k_base.tiktoken at {str(ranks)!r}")
+    assert not (tmp_path / "run").exists()
+    ranks.write_bytes(whole)
+    lm.run(with_ranks, tmp_path / "run", show_progress=False)
+    assert lm.evaluate_run(tmp_path / "run", device="cpu")["tokenizer"] == "gpt2"
 
 
 def test_validation_is_on_the_same_windows_each_time_and_none_overlap(corpus, run):

@@ -21,7 +21,7 @@ from compactattn.data.meta import META
 from compactattn.data.preparation import prepare
 from compactattn.data.sources import Source, open_sources
 from compactattn.data.stories import Stories
-from compactattn.data.tokenizers import Name, RanksMissing, load_tokenizer
+from compactattn.data.tokenizers import Name, RanksError, load_tokenizer
 
 MEGABYTE = 1_000_000
 
@@ -135,13 +135,13 @@ def prepare_babistories(
 
 @contextmanager
 def _told(without_ranks: str = "give their file with --ranks FILE, or take --tokenizer bytes") -> Iterator[None]:
-    """Turns what can go wrong with files and text into a sentence, with what to do where GPT-2's ranks cannot be fetched."""
+    """Turns what can go wrong with files and text into a sentence, with what to do where GPT-2's ranks are not to be had."""
     try:
         yield
     except BrokenPipeError:  # of the reader of our output, not of the text
         raise
-    except RanksMissing as error:
-        raise UsageError(str(RanksMissing(error.reason, without_ranks))) from error
+    except RanksError as error:
+        raise UsageError(str(RanksError(error.trouble, without_ranks))) from error
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     except KeyboardInterrupt:

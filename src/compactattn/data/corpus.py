@@ -22,7 +22,7 @@ from compactattn.data.batches import Batch
 from compactattn.data.draws import Array, Draws
 from compactattn.data.meta import JOURNAL, META, RANKS, SPLITS, VERSION, read_meta
 from compactattn.data.sources import hash_file, name_corpus
-from compactattn.data.tokenizers import Tokenizer, load_tokenizer
+from compactattn.data.tokenizers import RanksError, Tokenizer, load_tokenizer
 
 TOKENS_AT_ONCE = 1 << 24
 OPENING = 256  # tokens that tell a document from others
@@ -91,8 +91,7 @@ class Corpus:
 
     def load_tokenizer(self) -> Tokenizer:
         """The tokenizer that made the tokens, from the folder's own copy of its ranks."""
-        ranks = self.folder / RANKS
-        tokenizer = load_tokenizer(self.tokenizer, ranks if ranks.is_file() else None)
+        tokenizer = load_tokenizer_of(self.folder, self.tokenizer)
         self.require(tokenizer)
         return tokenizer
 
@@ -133,6 +132,15 @@ def _open_stream(folder: Path, split: dict[str, Any]) -> Array:
 
 def _damaged(path: Path, why: str) -> ValueError:
     return ValueError(f"{str(path)!r} is not as it was prepared: {why}; delete the folder and prepare the corpus again")
+
+
+def load_tokenizer_of(folder: Path, name: str) -> Tokenizer:
+    """The tokenizer of a corpus: from the ranks beside its tokens, or wherever tiktoken keeps them."""
+    ranks = folder / RANKS
+    try:
+        return load_tokenizer(name, ranks if name != "bytes" and ranks.is_file() else None)
+    except RanksError as error:
+        raise RanksError(error.trouble, f"put the published r50k_base.tiktoken at {str(ranks)!r}") from error
 
 
 def read_openings(tokens: Array, end: int) -> Iterator[bytes]:

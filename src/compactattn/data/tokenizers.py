@@ -31,14 +31,12 @@ LONGEST_REASON = 100  # characters
 GPT2_WORDS = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s"
 
 
-class RanksMissing(ValueError):
-    """The ranks of GPT-2 could not be fetched. The file and its checksum stand on lines of their own, to be copied."""
+class RanksError(ValueError):
+    """The ranks of GPT-2 are not to be had. The file and its checksum stand on lines of their own, to be copied."""
 
-    def __init__(self, reason: str, remedy: str = "give their file") -> None:
-        super().__init__(
-            f"the ranks of GPT-2 could not be fetched ({reason}); {remedy}\n  file     {GPT2_URL}\n  SHA-256  {GPT2_SHA256}"
-        )
-        self.reason = reason
+    def __init__(self, trouble: str, remedy: str = "give the published file r50k_base.tiktoken") -> None:
+        super().__init__(f"{trouble}; {remedy}\n  file     {GPT2_URL}\n  SHA-256  {GPT2_SHA256}")
+        self.trouble = trouble
 
 
 class Tokenizer(Protocol):
@@ -142,10 +140,7 @@ def load_tokenizer(name: str, ranks: str | Path | None = None) -> Tokenizer:
     content = _fetch_ranks() if ranks is None else _read_file(Path(ranks))
     if (found := hashlib.sha256(content).hexdigest()) != GPT2_SHA256:
         where = "what tiktoken fetched" if ranks is None else repr(str(ranks))
-        raise ValueError(
-            f"{where} is not the ranks of GPT-2: its SHA-256 is {found}, that of r50k_base.tiktoken is {GPT2_SHA256};"
-            " give the published file"
-        )
+        raise RanksError(f"{where} is not the ranks of GPT-2: its SHA-256 is {found}")
     return BytePairs(name, content)
 
 
@@ -153,7 +148,7 @@ def _read_file(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise ValueError(f"cannot read the ranks {str(path)!r} ({error.strerror}); give the file r50k_base.tiktoken") from error
+        raise RanksError(f"cannot read the ranks {str(path)!r} ({error.strerror})") from error
 
 
 def _fetch_ranks() -> bytes:
@@ -162,7 +157,7 @@ def _fetch_ranks() -> bytes:
     try:
         return read_file_cached(GPT2_URL, GPT2_SHA256)
     except Exception as error:  # of the network, of the disk, or of the file: tiktoken names no class for it
-        raise RanksMissing(_find_reason(error)) from error
+        raise RanksError(f"the ranks of GPT-2 could not be fetched ({_find_reason(error)})") from error
 
 
 def _find_reason(error: BaseException) -> str:

@@ -22,12 +22,12 @@ import numpy as np
 from torch import nn
 
 from compactattn.data.batches import Batch
-from compactattn.data.corpus import Corpus, fixed_windows, read_openings
+from compactattn.data.corpus import Corpus, fixed_windows, load_tokenizer_of, read_openings
 from compactattn.data.draws import Array
-from compactattn.data.meta import META, RANKS
+from compactattn.data.meta import META
 from compactattn.data.preparation import encode_block
 from compactattn.data.sources import identify, name_corpus, open_sources
-from compactattn.data.tokenizers import Tokenizer, check_ids, load_tokenizer
+from compactattn.data.tokenizers import Tokenizer, check_ids
 from compactattn.evaluation.loss_by_position import evaluate_positions
 from compactattn.experiments.runs import find_best, open_run, read_data, read_evaluation, write_evaluation
 from compactattn.kernels import parse, relumax, split_names
@@ -122,9 +122,8 @@ class Data:
             )
 
     def load_tokenizer(self) -> Tokenizer:
-        """The tokenizer of the run: from the ranks beside the corpus, or wherever tiktoken keeps them."""
-        ranks = Path(self.folder) / RANKS
-        tokenizer = load_tokenizer(self.tokenizer, ranks if self.tokenizer != "bytes" and ranks.is_file() else None)
+        """The tokenizer of the run."""
+        tokenizer = load_tokenizer_of(Path(self.folder), self.tokenizer)
         if tokenizer.hash != self.tokenizer_hash:
             raise ValueError(f"tokenizer {self.tokenizer!r} is no longer the one of the run; put its corpus back")
         return tokenizer
@@ -269,6 +268,7 @@ def run(
     data = Data.of(config)
     corpus = data.open()
     corpus.verify()  # an id out of range would stop a GPU without a word
+    data.load_tokenizer()  # without it nothing could be evaluated or told after hours of training
     held_out = data.cut_validation(corpus)
 
     def validate(model: nn.Module) -> dict[str, float]:

@@ -171,6 +171,38 @@ def test_of_stories_of_one_step_one_that_ended_is_shown():
     assert shown((5, True), (9, False)) == "1"
 
 
+def told(loss, ended, **config):
+    return dataclasses.replace(make_run(loss, **config), stories=[Story("", "A fox", ended=ended)])
+
+
+def test_beside_a_story_that_was_cut_off_the_best_one_that_ended_is_shown_and_named():
+    def choose(*ended):
+        kernels = ("sparsemax", "biweight", "triweight", "gaussian")
+        losses = zip((2.1, 2.2, 2.3, 2.4), ended, kernels, strict=False)
+        (comparison,) = compare([told(loss, end, kernel=kernel) for loss, end, kernel in losses])
+        seen, folded = lm_stories.choose_stories(comparison)
+        named = [
+            line.label
+            for line, story in [*seen, *folded]
+            if "; of the best model whose story came to its end" in lm_stories.describe_story(comparison, line, story)
+        ]
+        assert len(seen) + len(folded) == len(ended)
+        return names(seen), named
+
+    assert choose(False, False, True, True) == (["sparsemax", "4/3-entmax"], ["4/3-entmax"])
+    assert choose(True, False, True) == (["sparsemax"], [])
+    assert choose(None, True) == (["sparsemax"], [])  # whether it ended was not noted
+    assert choose(False, None, False) == (["sparsemax"], [])
+
+
+def test_a_mosaics_story_that_ended_is_not_shown_twice_beside_a_transformers():
+    transformer = told(2.0, False, kernel="gaussian", architecture="transformer")
+    (comparison,) = compare([transformer, told(2.1, True), told(2.2, True, kernel="biweight")])
+    assert names(lm_stories.choose_stories(comparison)[0]) == ["Transformer", "sparsemax"]
+    (comparison,) = compare([transformer, told(2.1, False), told(2.2, True, kernel="biweight")])
+    assert names(lm_stories.choose_stories(comparison)[0]) == ["Transformer", "sparsemax", "1.5-entmax"]
+
+
 LOOP = "Once there was " + "L " * 21 + " ".join(map(str, range(120)))
 
 

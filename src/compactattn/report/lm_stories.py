@@ -21,14 +21,26 @@ ONE_WORD, PIECE = "one word", "a piece of a word"
 def choose_stories(comparison: Comparison) -> tuple[list[tuple[Line, Story]], list[tuple[Line, Story]]]:
     """The stories to be seen first, and the others: the first of each variant, by validation loss, those without one last.
 
-    To be seen first are that of the best model, and where it is no Memory Mosaic, also that of the best mosaic.
+    To be seen first are that of the best model, where it is no Memory Mosaic also that of the best mosaic, and where it was cut
+    off also that of the best model whose story came to its end.
     """
+    told = _rank_stories(comparison)
+    mosaic = next((pair for pair in told if pair[0].variant.architecture == "mosaic"), None)
+    firsts = [*told[:1], *([mosaic] if mosaic else []), *([ended] if (ended := _find_ended(told)) else [])]
+    seen = [pair for pair in told if any(pair is one for one in firsts)]
+    return seen, [pair for pair in told if not any(pair is one for one in seen)]
+
+
+def _rank_stories(comparison: Comparison) -> list[tuple[Line, Story]]:
+    """The first story of each variant that wrote any, the lowest loss first."""
     ranked = comparison.on(comparison.home)
     ranked += [line for line in comparison.lines if line not in ranked]
-    told = [(line, story) for line in ranked if (story := choose_story(line)) is not None]
-    mosaic = next((pair for pair in told if pair[0].variant.architecture == "mosaic"), None)
-    seen = told[:1] + ([mosaic] if mosaic is not None and mosaic is not told[0] else [])
-    return seen, [pair for pair in told if not any(pair is one for one in seen)]
+    return [(line, story) for line in ranked if (story := choose_story(line)) is not None]
+
+
+def _find_ended(told: list[tuple[Line, Story]]) -> tuple[Line, Story] | None:
+    """The first story that came to its end, if the very first was cut off and another one was not."""
+    return next((pair for pair in told if pair[1].ended), None) if told and told[0][1].ended is False else None
 
 
 def find_loop(story: Story) -> str:
@@ -97,6 +109,8 @@ def describe_story(comparison: Comparison, line: Line, story: Story) -> str:
     end += f"; one word, over and over, makes up {loop}" if (loop := find_loop(story)) else ""
     end += f"; inside one word it repeats {stutter}" if (stutter := find_stutter(story)) else ""
     end += "; cut off before its end" if story.ended is False else ""
+    ended = _find_ended(_rank_stories(comparison))
+    end += "; of the best model whose story came to its end" if ended and ended[1] is story else ""
     return f"{name_line(line)}{loss}{step}. Sampled with {drawn}{end}{'; the prompt is in bold' if story.prompt else ''}."
 
 

@@ -73,6 +73,19 @@ def test_another_output_layer_is_told_beside_the_own_and_is_no_contestant():
     assert "output layers" not in told(*runs)[1]
 
 
+def test_an_output_layer_that_all_mosaics_share_is_of_the_setting_and_keeps_no_kernel_from_the_contest():
+    runs = [make_run(3.0), make_run(3.1, **GAUSSIAN), make_run(2.9, **TRANSFORMER)]
+    plain = [dataclasses.replace(run, config=vary(run.config, model={"output": "plain"})) for run in runs]
+    assert told(*plain) == told(*runs)
+    notes, usual = list_departures(comparison_of(*plain)), list_departures(comparison_of(*runs))
+    assert [note for note in notes if note not in usual] == ["output layer: plain; in the paper scaled"]
+    assert [line.label for line in comparison_of(*plain).lines] == ["Gaussian", "sparsemax", "Transformer"]
+    quick = dataclasses.replace(plain[0], config=vary(plain[0].config, training={"rate": 2e-3}))
+    assert [line.label for line in comparison_of(plain[0], quick).lines] == ["sparsemax, rate 0.002", "sparsemax, rate 0.005"]
+    mixed = [line.label for line in comparison_of(*runs, *plain[:1]).lines]
+    assert mixed == ["Gaussian", "sparsemax", "Transformer", "sparsemax, plain output"]
+
+
 def test_the_way_to_the_transformer_is_told_where_training_is_short():
     def run(losses, **config):
         steps = {"steps": 400, "batch": 4, "rows": [make_row(losses[-1])]}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -157,10 +157,17 @@ def _is_evaluated(run: Run) -> bool:
 
 def _make_lines(runs: list[Run]) -> tuple[Line, ...]:
     groups = lines.group(runs)
-    return lines.sort_lines([_make_line(group, lines.name(group[0], groups)) for group in groups], paper.ROWS)
+    outputs = {run.variant.output for run in runs if run.variant.architecture == "mosaic"}
+    shared = outputs.pop() if len(outputs) == 1 else ""
+    return lines.sort_lines([_make_line(group, lines.name(group[0], groups), shared) for group in groups], paper.ROWS)
 
 
-def _make_line(runs: list[Run], label: str) -> Line:
+def _make_line(runs: list[Run], label: str, shared: str) -> Line:
+    """One line; an output layer that all mosaics share belongs to the setting, and tells no variant from others."""
+    variant = given = runs[0].variant
+    if given.architecture == "mosaic" and given.output == shared:
+        variant = replace(given, output="")
+    label = variant.label + label.removeprefix(given.label)
     lines.refuse_twins(runs, f"{label} on {runs[0].config.data.get('corpus')}")
     found: dict[str, list[Predicted]] = {}
     for run in runs:
@@ -168,7 +175,7 @@ def _make_line(runs: list[Run], label: str) -> Line:
             if isinstance(row, Predicted):
                 found.setdefault(row.split, []).append(row)
     rows = {split: tuple(rows) for split, rows in found.items()}
-    return Line(runs[0].variant, label, tuple(runs), {split: _sum_up(rows) for split, rows in found.items()}, rows)
+    return Line(variant, label, tuple(runs), {split: _sum_up(rows) for split, rows in found.items()}, rows)
 
 
 def _sum_up(rows: Sequence[Predicted]) -> Losses:

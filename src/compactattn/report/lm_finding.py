@@ -285,6 +285,8 @@ def list_departures(comparison: Comparison) -> list[str]:
     notes += [f"{', '.join(others)}: not in the paper's experiment"] if others else []
     changed = [line.label for line in mosaics if line.variant.output]
     notes += [f"{'; '.join(changed)}: with an output layer that is not the paper's"] if changed else []
+    outputs = {run.variant.output for line in mosaics for run in line.runs} - {line.variant.output for line in mosaics}
+    notes += [f"output layer: {output}; in the paper scaled" for output in sorted(outputs)]
     notes += [] if comparison.layers in RATES else [f"{comparison.depth}; in the paper 1, 8 and 12"]
     notes += list_changes(
         {

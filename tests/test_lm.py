@@ -58,7 +58,8 @@ def test_with_no_data_the_built_in_stories_are_prepared_and_said_so(tmp_path, mo
     said = capsys.readouterr().out
     assert "No --data: 30 built-in stories go to" in said
     assert re.search(
-        r"mosaic:relumax\(r=2\), 1 layer, width 16, windows of 24 tokens \(bytes\) of demo-stories: [\d,]+ param", said
+        r"mosaic:relumax\(r=2\), 1 layer, width 16, plain output, windows of 24 tokens \(bytes\) of demo-stories: [\d,]+ param",
+        said,
     )
     folder = tmp_path / "runs/lm/demo-stories-mosaic-relumax-r-2-1-0"
     assert checkpoint.load_config(folder).training.warmup == 1
@@ -105,6 +106,27 @@ def test_a_transformer_is_gaussian_unless_a_kernel_is_given(given, kernel, corpu
     monkeypatch.setattr(commands, "train_and_show", lambda config, *_, **__: trained.append(config))
     cli.main(["train", "lm", "--data", str(corpus), *TINY, *given])
     assert [config.model.kernel for config in trained] == [kernel]
+
+
+@pytest.mark.parametrize(
+    ("given", "scaled", "said", "name"),
+    [
+        ([], False, "width 16, plain output, windows", "mosaic-triweight-1-0"),
+        (["--output", "plain"], False, "width 16, plain output, windows", "mosaic-triweight-plain-1-0"),
+        (["--output", "scaled"], True, "width 16, windows", "mosaic-triweight-scaled-1-0"),
+        (["--preset", "gpu-short"], True, "width 16, windows", "mosaic-triweight-1-0"),
+        (["--model", "transformer"], False, "width 16, windows", "transformer-gaussian-1-0"),
+        (["--model", "transformer", "--output", "scaled"], True, "width 16, scaled output, windows", "gaussian-scaled-1-0"),
+    ],
+)
+def test_the_output_layer_is_the_presets_unless_given_and_is_told_first(given, scaled, said, name, corpus, monkeypatch):
+    trained = []
+    monkeypatch.setattr(commands, "train_and_show", lambda config, folder, *_, **__: trained.append((config, folder)))
+    cli.main(["train", "lm", "--data", str(corpus), *TINY, *given])
+    ((config, folder),) = trained
+    assert config.model.scales_output == scaled
+    assert f"1 layer, {said} of 24 tokens" in commands.describe(config)
+    assert folder.name.endswith(name)
 
 
 def test_what_was_asked_for_takes_the_place_of_the_presets_own(corpus):

@@ -82,6 +82,12 @@ def test_dropout_precision_and_compilation_of_a_preset_are_those_of_the_help(pre
     assert (config.training.precision, config.training.compile, config.training.graph) == settings
 
 
+def test_only_cpu_quick_gives_a_mosaic_the_plain_output_layer(long_corpus):
+    scaled = {preset: lm.PRESETS[preset](long_corpus).model.scales_output for preset in lm.PRESETS}
+    assert scaled == {"cpu-quick": False, "gpu-short": True, "paper": True}
+    assert {lm.PRESETS[preset](long_corpus, "transformer").model.output for preset in lm.PRESETS} == {""}
+
+
 @pytest.mark.parametrize("model", ["mosaic", "transformer"])
 def test_a_model_of_a_preset_drops_in_training(model, long_corpus):
     config = vary(lm.gpu_short(long_corpus, model, layers=1), model={"width": 16, "heads": 2, "slots": 8})

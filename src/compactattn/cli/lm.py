@@ -41,6 +41,7 @@ from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.storytelling import SAMPLING, Teller, save_stories
 from compactattn.experiments.sweep import Job
 from compactattn.folders import cache_folder
+from compactattn.models.config import own_output
 from compactattn.training.config import RunConfig
 from compactattn.training.distributed import choose_device, leads
 
@@ -99,8 +100,8 @@ def train_lm(
         data: A corpus that `compactattn data` has prepared; by default the built-in stories, prepared on the fly.
         kernel: Any kernel of `compactattn kernels`, as in "relumax(r=2)"; by default triweight, or gaussian for a transformer.
         layers: Number of blocks: 2 for cpu-quick and 8 for the others, if not given. The paper has 1, 8 and 12.
-        preset: cpu-quick (width 128, windows of 128 tokens), gpu-short (the published model, 2,000 steps of 32 windows) or
-            paper (80,000 steps of 512 windows).
+        preset: cpu-quick (width 128, windows of 128 tokens, plain output), gpu-short (the published model, 2,000 steps of 32
+            windows) or paper (80,000 steps of 512 windows).
         model: A Memory Mosaic, or a GPT-2 transformer of that depth and width with learned positions.
         seed: Of the first weights and of the windows.
         steps: Updates of the weights, if other than the preset's; the warm-up is at most a tenth of them.
@@ -112,7 +113,7 @@ def train_lm(
         width: Of the model.
         heads: Of each block.
         output: Logits divided by √width and an embedding that starts as N(0, 1), as in Memory Mosaics (scaled), or neither, as
-            in GPT-2 (plain); by default the model's own.
+            in GPT-2 (plain); by default plain for cpu-quick, whose few steps are too few for the other, else the model's own.
         keep: Which weights are tested and tell stories: those of the lowest validation loss (best), or of the last step (last,
             as in the paper); by default last for paper, best for the other presets.
         precision: bf16 runs matrix products in bfloat16 under autocast, as all presets but cpu-quick do.
@@ -131,7 +132,7 @@ def train_lm(
     choose_device(device)  # before stories are prepared
     kernel = read_kernel(KERNELS[model] if kernel is None else kernel)
     config = configure(open_corpus(data), preset, model, kernel, layers, seed, length, given, training)
-    folder = out or Path("runs") / language_modelling.NAME / name_run(config)
+    folder = out or Path("runs") / language_modelling.NAME / name_run(config, output)
     train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
 
 
@@ -166,7 +167,8 @@ def sweep_lm(
         seeds: How many, counted from 0.
         preset: cpu-quick, gpu-short or paper; see `compactattn train lm --help`.
         steps: Updates of the weights, if other than the preset's.
-        output: Of every model: scaled, as in Memory Mosaics, or plain, as in GPT-2; by default each model's own.
+        output: Of every model: scaled, as in Memory Mosaics, or plain, as in GPT-2; by default plain for cpu-quick, else each
+            model's own.
         ood: Other texts that each model is tested on, out of its distribution: prepared corpora or text files, separated by
             commas, each with a name of your own before "=" if you like.
         device: auto, cpu, cuda or cuda:1.
@@ -191,7 +193,7 @@ def sweep_lm(
     evaluate = partial(language_modelling.complete_evaluation, texts=texts)
     prepare_folder(out)
     warn_of_preset(preset, device)
-    todo = [Job(config, out / name_run(config), samples, device, evaluate) for config in configs]
+    todo = [Job(config, out / name_run(config, output), samples, device, evaluate) for config in configs]
     finish_sweep(todo, jobs or (1 if has_gpu(device) else min(len(todo), os.cpu_count() or 1)), out, print_sweep)
 
 
@@ -249,16 +251,18 @@ def choose_prompt(config: RunConfig) -> str:
 
 
 def describe(config: RunConfig) -> str:
-    data = config.data
-    return f"{describe_model(config.model)}, windows of {data['length']} tokens ({data['tokenizer']}) of {data['corpus']}"
+    data, model = config.data, config.model
+    scaled = "scaled" if model.scales_output else "plain"
+    output = "" if scaled == own_output(model.architecture) else f", {scaled} output"
+    return f"{describe_model(model)}{output}, windows of {data['length']} tokens ({data['tokenizer']}) of {data['corpus']}"
 
 
-def name_run(config: RunConfig) -> str:
-    """A folder's name for people; nothing is ever read out of it."""
+def name_run(config: RunConfig, output: str | None) -> str:
+    """A folder's name for people, with the output layer that was asked for, if any; nothing is ever read out of it."""
     model = config.model
     kernel = re.sub(r"[^A-Za-z0-9.]+", "-", model.kernel).strip("-")
-    output = [model.output] if model.output else []
-    return "-".join([config.data["corpus"], model.architecture, kernel, *output, str(model.layers), str(config.seed)])
+    asked = [output] if output else []
+    return "-".join([config.data["corpus"], model.architecture, kernel, *asked, str(model.layers), str(config.seed)])
 
 
 # -- what they print -----------------------------------------------------------------------------

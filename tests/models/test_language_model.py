@@ -75,21 +75,17 @@ def test_the_fused_loss_is_cross_entropy_in_value_and_every_gradient(config, mon
         torch.testing.assert_close(mine, other, rtol=1e-9, atol=1e-10, msg=lambda text, name=name: f"{name}: {text}")
 
 
-def test_the_loss_stores_no_tensor_of_batch_by_time_by_vocabulary(monkeypatch):
+@pytest.mark.parametrize(("count", "words"), [(512, 1000), (512, 1), (10, 1300), (3, 4095), (1, 4096), (1, 5000), (5, 5000)])
+def test_the_loss_holds_no_more_logits_than_its_chunk_unless_a_single_token_has_more(count, words, monkeypatch):
     monkeypatch.setitem(head.CHUNK, "cpu", 2**12)
-    hidden, weight = torch.randn(512, 4, requires_grad=True), torch.randn(1000, 4, requires_grad=True)
-    targets, counted = torch.randint(0, 1000, (512,)), torch.ones(512, dtype=torch.bool)
-    sizes = []
-
-    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
-            out = function(*arguments, **(keywords or {}))
-            sizes.extend(x.numel() for x in (out if isinstance(out, tuple) else (out,)) if isinstance(x, torch.Tensor))
-            return out
-
-    with Watch():
-        head_loss(hidden, weight, targets, counted, 0.5).backward()
-    assert 0 < max(sizes) <= 2**12 < 512 * 1000
+    hidden, weight = torch.randn(count, 4, requires_grad=True), torch.randn(words, 4, requires_grad=True)
+    targets, counted = torch.randint(0, words, (count,)), torch.ones(count, dtype=torch.bool)
+    shapes, pull = [], head._pull_rows
+    monkeypatch.setattr(head, "_pull_rows", lambda logits, *rest: shapes.append(logits.shape) or pull(logits, *rest))
+    head_loss(hidden, weight, targets, counted, 0.5).backward()
+    assert sum(rows for rows, _ in shapes) == count
+    assert max(rows * words for rows, words in shapes) <= max(2**12, words)
+    assert len(shapes) == -(-count // max(1, 2**12 // words))  # and no fewer than it may
 
 
 def test_the_loss_of_bf16_autocast_is_near_that_of_fp32():

@@ -1,4 +1,8 @@
-"""The scaled output layer and its cross-entropy in one step: logits exist for one chunk of tokens at a time."""
+"""The scaled output layer and its cross-entropy in one step: logits exist for one chunk of tokens at a time.
+
+Never are more than CHUNK of them held, 2^28 on a GPU and 2^24 on a CPU, however large batch and vocabulary are; what is smaller
+than that is one chunk, and on a CPU those of bf16 stand beside their copy in fp32. A token with more logits is a chunk alone.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +23,8 @@ def head_loss(hidden: Tensor, weight: Tensor, targets: Tensor, counted: Tensor, 
     """Σ over counted tokens of −log softmax(scale · W h)_target, in fp32 (fp64 for fp64).
 
     Shapes: hidden (N, C), weight (V, C), targets and counted (N,). The gradients are made with the loss, chunk by
-    chunk, so that no more than CHUNK logits are stored at a time. Under autocast the products run in its dtype; the
-    gradient of the weight is summed in fp32 all the same.
+    chunk, so that no logits have to be kept. Under autocast the products run in its dtype; the gradient of the weight is
+    summed in fp32 all the same.
     """
     if torch.is_autocast_enabled(hidden.device.type):
         hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
@@ -44,7 +48,8 @@ def _head_loss(
     words, fast = len(weight), fused(hidden)
     # rows of logits that start on no multiple of 16 bytes would slow the products down
     matrix = pad(weight.to(hidden.dtype), (0, 0, 0, -words % ALIGNED)) if fast else weight.to(hidden.dtype)
-    count = -(-len(hidden) * words // CHUNK.get(hidden.device.type, 2**24)) or 1
+    most = max(1, CHUNK.get(hidden.device.type, CHUNK["cpu"]) // len(matrix))  # tokens in a chunk
+    count = -(-len(hidden) // most) or 1
     size = max(1, -(-len(hidden) // count))  # chunks of one size: a short one would cost as much
     with torch.autocast(hidden.device.type, enabled=False):
         for start in range(0, len(hidden), size):

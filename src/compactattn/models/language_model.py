@@ -60,7 +60,7 @@ class LanguageModel(nn.Module):
             return linear(hidden.to(self.embedding.weight.dtype), self.embedding.weight) * self.scale
 
     def loss(self, inputs: Tensor, targets: Tensor, counted: Tensor) -> tuple[Tensor, Tensor]:
-        """Sum of the cross-entropy over the counted positions, and their number. No (B, T, V) tensor is stored."""
+        """Sum of the cross-entropy over the counted positions, and their number, with at most head.CHUNK logits at a time."""
         hidden = self.hidden(inputs).flatten(0, 1)
         total = head_loss(hidden, self.embedding.weight, targets.flatten(), counted.flatten(), self.scale)
         return total, counted.sum()

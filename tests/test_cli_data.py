@@ -1,13 +1,16 @@
 """The commands that prepare text tell what is in the corpus, and what the user can put right."""
 
+import itertools
 import json
 import re
 import sys
+import types
 
 import pytest
 from tests.data.text_examples import cut_off, use_tiny_ranks, write_json_lines, write_text
 
 from compactattn import cli
+from compactattn.cli import work
 from compactattn.data import babistories, grammar, preparation, tokenizers
 from compactattn.data.corpus import Corpus
 from compactattn.data.sources import hash_file
@@ -109,6 +112,58 @@ def test_a_download_goes_to_a_folder_of_its_own(tmp_path, monkeypatch, capsys):
     cli.main(["data", "babistories", "--download", "--ranks", str(ranks), "--out", str(tmp_path / "out")])
     assert (tmp_path / "out/archive" / babistories.FILES[0]).is_file()
     assert len(Corpus.open(tmp_path / "out").train) == 2
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Time that passes by 20 seconds at a look."""
+    now = itertools.count(0, 20)
+    monkeypatch.setattr(work, "time", types.SimpleNamespace(monotonic=lambda: next(now)))
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_preparation_tells_every_half_minute_how_far_it_is_where_there_is_no_terminal(
+    terminal, tmp_path, monkeypatch, capsys, clock
+):
+    def prepare(sources, tokenizer, out, held_out, workers, tell):
+        for done in (1_400_000, 2_000_000, 3_000_000, 4_100_000):
+            tell(done, 5_000_000)
+        return real(sources, tokenizer, out, held_out, workers)
+
+    real = preparation.prepare
+    monkeypatch.setattr("compactattn.cli.data.prepare", prepare)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    file = write_text(tmp_path / "file.txt", [*"abcdefghijklmnopqrstuvwxyz"])
+    cli.main(["data", "text", str(file), "--tokenizer", "bytes", "--held-out", "0.3", "--out", str(tmp_path / "out")])
+    told = [line for line in capsys.readouterr().out.splitlines() if line.endswith(" of 5 MB")]
+    assert told == ([] if terminal else [f"{tmp_path / 'out'}: {done} of 5 MB" for done in (2, 5)])
+
+
+def test_a_download_tells_every_half_minute_how_far_it_is(tmp_path, monkeypatch, capsys, clock):
+    def fetch(folder, progress):
+        for done, total in ((1_000_000, 0), (2_000_000, 0), (3_000_000, 9_000_000), (4_000_000, 9_000_000)):
+            progress("part", done, total)
+        raise ValueError("enough")
+
+    ranks = use_tiny_ranks(monkeypatch, tmp_path)
+    monkeypatch.setattr(babistories, "download_archive", fetch)
+    with pytest.raises(SystemExit):
+        cli.main(["data", "babistories", "--download", "--ranks", str(ranks), "--out", str(tmp_path / "out")])
+    assert capsys.readouterr().out.splitlines() == ["part: 2 MB", "part: 4 of 9 MB"]
+
+
+def test_unpacking_is_told_before_it_begins(tmp_path, monkeypatch, capsys):
+    ranks, out = use_tiny_ranks(monkeypatch, tmp_path), tmp_path / "out"
+    (tmp_path / "archive").mkdir()
+
+    def extract(parts, folder, unpack):
+        assert capsys.readouterr().out == f"unpacking {tmp_path / 'archive'} to {out / 'unpacked'} …\n"
+        raise ValueError("enough")
+
+    monkeypatch.setattr(babistories, "check_archive", lambda folder: [])
+    monkeypatch.setattr(babistories, "extract", extract)
+    said = fail(capsys, "data", "babistories", "--archive", tmp_path / "archive", "--ranks", ranks, "--out", out)
+    assert said == "compactattn: enough\n"
 
 
 @pytest.mark.parametrize("way", ["--download", "--archive DIR", "--archive DIR --download"])

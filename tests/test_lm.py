@@ -1,8 +1,10 @@
 """The commands of language modelling, as a person uses them."""
 
 import html
+import itertools
 import json
 import re
+import types
 
 import pytest
 from tests.experiments.lm_examples import make_corpus, write_stories
@@ -319,6 +321,21 @@ def test_a_sweep_trains_each_kernel_once_and_leaves_a_report(corpus, tmp_path, m
         shown = next(line.split() for line in lines if line.startswith(f" {name}"))
         assert shown[-2:] == [f"{losses['far']:.4f}"] * 2
         assert f"{losses['far']:.3f}" in page
+
+
+def test_a_sweep_tells_every_half_minute_how_far_it_is_where_there_is_no_terminal(corpus, tmp_path, monkeypatch, capsys):
+    now = itertools.count(0, 20)
+
+    def finish_all(todo, jobs, watch):
+        for done in (1, 2, 3, 4):
+            watch([done, 0])
+        return {}
+
+    monkeypatch.setattr(work, "finish_all", finish_all)
+    monkeypatch.setattr(work, "time", types.SimpleNamespace(monotonic=lambda: next(now)))
+    config = commands.configure(Corpus.open(corpus), "cpu-quick", "mosaic", "gaussian", 1, 0, 24, {}, {"device": "cpu"})
+    work.finish_jobs([work.Job(config, tmp_path / name, 5, "cpu", None) for name in "ab"], 2)
+    assert capsys.readouterr().out.splitlines() == ["a 2/1000  b 0/1000", "a 4/1000  b 0/1000"]
 
 
 def test_a_sweep_goes_on_after_a_run_that_diverges_and_does_not_try_it_again(corpus, tmp_path, monkeypatch, capsys):

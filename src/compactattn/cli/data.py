@@ -15,7 +15,7 @@ from tyro.conf import Positional
 from tyro.extras import SubcommandApp
 
 from compactattn.cli.app import Stopped, UsageError, app, console, prepare_folder
-from compactattn.cli.work import progress
+from compactattn.cli.work import Lines, progress
 from compactattn.data import babistories
 from compactattn.data.meta import META
 from compactattn.data.preparation import prepare
@@ -123,7 +123,7 @@ def prepare_babistories(
         load_tokenizer("gpt2", ranks)
         if download:
             _download(folder)
-        sources = babistories.find_stories(folder, unpacked)
+        sources = babistories.find_stories(folder, unpacked, lambda: print(f"unpacking {folder} to {unpacked} …", flush=True))
         meta = _prepare(sources, "gpt2", ranks, 0, workers, out, ("MB", MEGABYTE))
     for split, tokens in babistories.PUBLISHED_TOKENS.items():
         if (found := meta["splits"][split]["tokens"]) != tokens:
@@ -160,10 +160,13 @@ def _prepare(
     prepare_folder(out)
     before, began = _written(out / META), time.monotonic()
     with progress() as bar:
-        task = bar.add_task(units[0], total=None)
+        (unit, size), lines = units, Lines()
+        task = bar.add_task(unit, total=None)
 
         def tell(done: int, total: int) -> None:
-            bar.update(task, completed=-(-done // units[1]), total=-(-total // units[1]))
+            done, total = -(-done // size), -(-total // size)
+            bar.update(task, completed=done, total=total)
+            lines.tell(lambda: f"{out}: {done:,} of {total:,} {unit}")
 
         try:
             meta = prepare(sources, tokenizer, out, held_out, workers, tell)
@@ -204,10 +207,13 @@ def _note_short_splits(meta: dict[str, Any]) -> None:
 def _download(folder: Path) -> None:
     with progress() as bar:
         tasks: dict[str, Any] = {}
+        lines = Lines()
 
         def tell(name: str, done: int, total: int) -> None:
             if name not in tasks:
                 tasks[name] = bar.add_task(f"{name}, MB", total=None)
-            bar.update(tasks[name], completed=done // MEGABYTE, total=total // MEGABYTE or None)
+            done, total = done // MEGABYTE, total // MEGABYTE
+            bar.update(tasks[name], completed=done, total=total or None)
+            lines.tell(lambda: f"{name}: {done:,}{f' of {total:,}' if total else ''} MB")
 
         babistories.download_archive(folder, tell)

@@ -222,16 +222,12 @@ def finish_jobs(todo: Sequence[Job], jobs: int) -> dict[int, Diverged]:
                 diverged[number] = error
         return diverged
     with progress() as bar:
-        bars = [bar.add_task(job.folder.name, total=job.config.training.steps) for job in todo]
-        told = time.monotonic()
+        bars, lines = [bar.add_task(job.folder.name, total=job.config.training.steps) for job in todo], Lines()
 
         def watch(steps: Sequence[int]) -> None:
-            nonlocal told
             for task, done in zip(bars, steps, strict=True):
                 bar.update(task, completed=done)
-            if not sys.stderr.isatty() and time.monotonic() > told + SECONDS_BETWEEN_LINES:
-                told = time.monotonic()
-                print(describe_jobs(todo, steps), flush=True)
+            lines.tell(lambda: describe_jobs(todo, steps))
 
         _run(lambda: diverged.update(finish_all(todo, jobs, watch)))
     return diverged
@@ -329,6 +325,19 @@ def note_positions(written: int, wished: int, longest: int) -> None:
     """Says so on stderr where a text has come to the end of the learned positions, and not to its own."""
     if longest and written < wished:
         print(f"{written} of {wished} tokens: this model learned positions for {longest}, prompt included", file=sys.stderr)
+
+
+class Lines:
+    """A line now and then, where there is no terminal to draw bars on."""
+
+    def __init__(self) -> None:
+        self._told = time.monotonic()
+
+    def tell(self, describe: Callable[[], str]) -> None:
+        now = time.monotonic()
+        if not sys.stderr.isatty() and now > self._told + SECONDS_BETWEEN_LINES:
+            self._told = now
+            print(describe(), flush=True)
 
 
 @contextmanager

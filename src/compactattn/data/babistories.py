@@ -46,14 +46,19 @@ def download_archive(folder: Path, progress: Callable[[str, int, int], None] | N
         download(CONTENT_URL + name, folder / name, fetch_pointer(POINTER_URL + name), told)
 
 
-def find_stories(archive: Path, unpacked: Path) -> list[JsonLines]:
-    """Training and validation stories: the two files in either folder, else unpacked from the parts in `archive`."""
+def find_stories(archive: Path, unpacked: Path, begin: Callable[[], None] | None = None) -> list[JsonLines]:
+    """Training and validation stories: the two files in either folder, else unpacked from the parts in `archive`.
+
+    `begin` is called before unpacking, which says nothing of how far it is.
+    """
     if not archive.is_dir():
         raise ValueError(f"{str(archive)!r} is no folder; give the one with {PARTS[0]} … {PARTS[-1][-3:]}")
     folder = _find_unpacked(archive, unpacked)
     if folder is None:
-        folder, unpack = unpacked, find_unpacker()
-        extract(check_archive(archive), unpacked, unpack)
+        folder, unpack, parts = unpacked, find_unpacker(), check_archive(archive)
+        if begin is not None:
+            begin()
+        extract(parts, unpacked, unpack)
     train, validation = (folder / name for name in FILES)
     return [JsonLines(train, "train"), JsonLines(validation, "validation")]
 

@@ -64,6 +64,30 @@ def test_the_size_of_blocks_changes_no_document(tmp_path, monkeypatch, size, sep
     assert b"".join(block.data for block in blocks) == content.encode()
 
 
+LINES = [
+    "%", "one", "a word ", "", "% \t", "two of them ", " ", "%\t ", "% three", " %",
+    "four\r", "%\r", " five  six ", "", "%   ", "%", " ", "end ",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("start", ["", "\ufeff", "\ufeff\n \n"])
+@pytest.mark.parametrize("separator", ["<|endoftext|>", "-- the end --", "%", ""])
+def test_a_separator_line_is_never_cut_whatever_the_size_of_blocks(tmp_path, monkeypatch, separator, start):
+    content = start + "\n".join(LINES).replace("%", separator)
+    whole, _ = read(text_file(tmp_path, content, separator))
+    assert len(whole) == (5 if separator else 6)
+    for size in range(1, len(content.encode()) + 1):
+        monkeypatch.setattr(sources, "BLOCK", size)
+        assert read(text_file(tmp_path, content, separator))[0] == whole, size
+
+
+def test_no_block_ends_behind_a_separator_whose_line_is_not_complete(tmp_path):
+    source = text_file(tmp_path, "")
+    assert source._cut(bytearray(b"a word \n\n<|endoftext|> \t")) == (6, False)
+    assert source._cut(bytearray(b"a word \n\n<|endoftext|> b")) == (22, False)
+    assert source._cut(bytearray(b"<|endoftext|> \t")) == (0, False)
+
+
 def test_a_long_document_is_cut_only_where_a_word_ends(tmp_path, monkeypatch):
     monkeypatch.setattr(sources, "BLOCK", 50)
     _, blocks = read(text_file(tmp_path, "some  words \n\n and\u3000\n lines 東京\n\n" * 40))

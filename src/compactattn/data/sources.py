@@ -23,6 +23,8 @@ Split = Literal["train", "validation"]
 
 BLOCK = 1 << 21  # bytes: a tenth of a second of work with GPT-2 tokens
 GZIP = b"\x1f\x8b"
+BOM = b"\xef\xbb\xbf"
+BLANKS = rb"[ \t\r]*(?=\n)"  # up to the end of a line
 LFS_POINTER = b"version https://git-lfs.github.com/spec/v1"
 JSON_LINES = (".jsonl", ".ndjson")
 
@@ -184,19 +186,31 @@ class TextFile(_File):
 
     def _cut(self, rest: bytearray) -> tuple[int, bool]:
         separator = b"\n" + self.separator.encode()
-        line, at = re.compile(re.escape(separator) + rb"[ \t\r]*(?=\n)"), len(rest)
+        line, at = re.compile(re.escape(separator) + BLANKS), len(rest)
         while (at := rest.rfind(separator, 0, at)) >= 0:
             if found := line.match(rest, at):
                 return found.end(), True
-        return _last_end_of_word(rest, b"\n") or _last_end_of_word(rest, b" "), False
+        # the first line of the file follows no line end; anywhere else the rest begins with one, or with a blank
+        if self.separator and (found := re.match(rb"(?:%b)?" % BOM + re.escape(separator[1:]) + BLANKS, rest)):
+            return found.end(), True
+        end = rest.rfind(b"\n") + 1 if self._may_separate(rest) else len(rest)
+        return _last_end_of_word(rest, b"\n", end) or _last_end_of_word(rest, b" ", end), False
+
+    def _may_separate(self, rest: bytearray) -> bool:
+        """Whether the last line, of which more is to come, may turn out to be a separator."""
+        line, separator = bytes(rest[rest.rfind(b"\n") + 1 :]).removeprefix(BOM), self.separator.encode()
+        return separator.startswith(line) or (line.startswith(separator) and not line[len(separator) :].strip(b" \t\r"))
 
 
-def _last_end_of_word(text: bytearray, mark: bytes) -> int:
-    """Position of the last mark that follows something other than space, else 0. No token of GPT-2 spans such a place."""
-    at = len(text)
+def _last_end_of_word(text: bytearray, mark: bytes, end: int) -> int:
+    """Position of the last mark before the end that follows something other than space, else 0.
+
+    No token of GPT-2 spans such a place.
+    """
+    at = end
     while (at := text.rfind(mark, 0, at)) > 0:
         before = text[max(0, at - 4) : at].decode(errors="ignore")
-        if before and not before[-1].isspace():
+        if before and not before[-1].isspace() and before[-1] != BOM.decode():
             return at
     return 0
 
@@ -211,7 +225,7 @@ class JsonLines(_File):
     def documents(self, block: Block) -> list[str]:
         self._decode(block)
         found, position = [], block.start
-        for line in block.data.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        for line in block.data.removeprefix(BOM).split(b"\n"):
             if line.strip():
                 found.append(self._read(line, position))
             position += len(line) + 1

@@ -36,6 +36,10 @@ def test_a_bar_in_a_terminal(monkeypatch):
     monkeypatch.setattr(sys, "stderr", terminal)
     display = progress.open_display(steps=1000, start=100, show=True)
     assert isinstance(display, progress.Bar)
+    first, *_ = (line for line in terminal.getvalue().splitlines() if "100/1000" in line)
+    assert "loss –" in first
+    assert "– tokens/s" in first
+    assert "nan" not in first
     display.update(550, 1.23456, 98765.4)
     display.tell("a [word]")
     display.close()

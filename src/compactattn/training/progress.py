@@ -72,17 +72,17 @@ class Bar:
         self._progress = Progress(
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"),
-            TextColumn("{task.fields[speed]:,.0f} tokens/s"),
+            TextColumn("loss {task.fields[loss]}"),
+            TextColumn("{task.fields[speed]} tokens/s"),
             TimeRemainingColumn(),
             TextColumn("left"),
             console=Console(stderr=True),
         )
-        self._task = self._progress.add_task("", total=steps, completed=start, loss=float("nan"), speed=0.0)
+        self._task = self._progress.add_task("", total=steps, completed=start, loss="–", speed="–")
         self._progress.start()
 
     def update(self, step: int, loss: float, speed: float) -> None:
-        self._progress.update(self._task, completed=step, loss=loss, speed=speed)
+        self._progress.update(self._task, completed=step, loss=f"{loss:.4f}", speed=f"{speed:,.0f}")
 
     def tell(self, text: str) -> None:
         self._progress.console.print(text, markup=False, highlight=False)

@@ -160,6 +160,14 @@ def test_a_mosaic_and_a_transformer_of_one_size_have_matching_parameter_counts()
         assert mosaic == pytest.approx(transformer, rel=0.02)
 
 
+@pytest.mark.parametrize("size", ["regular", "recall"])
+def test_every_architecture_of_one_size_has_about_the_parameters_of_a_mosaic(size):
+    with torch.device("meta"):
+        counts = {kind: count_parameters(build(ZOO[size].configure(architecture=kind))) for kind in ARCHITECTURES}
+    assert all(count == pytest.approx(counts["mosaic"], rel=0.04) for count in counts.values()), counts
+    assert ZOO[size].configure(architecture="gla", inner=64).inner == 64
+
+
 def test_memory_mosaics_has_2688_slots_at_the_width_of_the_language_model():
     assert ZOO["stories-12"].configure().slots_per_head == 2688
     assert ZOO["regular"].configure().slots_per_head == 448

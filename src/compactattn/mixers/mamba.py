@@ -26,13 +26,13 @@ class Selected(NamedTuple):
 class Mamba(Recurrence):
     """y = W_o (silu(z) ⊙ (c_t · h_t + skip ⊙ u)) with h_t = exp(Δ_t a) h_{t−1} + Δ_t b_t u_t and u = silu(filter(W_u x)).
 
-    Δ = softplus(W_Δ u + bias), b and c are linear in u. E = 2 · width channels with N = `state` states each; a < 0 starts as
-    −1 … −N and is stored flat, as what must not decay in training.
+    Δ = softplus(W_Δ u + bias), b and c are linear in u. E = `inner` channels, 2 · width unless told otherwise, with N = `state`
+    states each; a < 0 starts as −1 … −N and is stored flat, as what must not decay in training.
     """
 
-    def __init__(self, width: int, state: int = 16) -> None:
+    def __init__(self, width: int, state: int = 16, inner: int = 0) -> None:
         super().__init__()
-        inner, rank = EXPAND * width, math.ceil(width / 16)
+        inner, rank = inner or EXPAND * width, math.ceil(width / 16)
         self.sizes = (rank, state, state)
         self.to_inputs = nn.Linear(width, 2 * inner, bias=False)
         self.taps = nn.Parameter(torch.empty(inner, TAPS).uniform_(-(TAPS**-0.5), TAPS**-0.5))  # as nn.Conv1d starts

@@ -25,11 +25,12 @@ from compactattn.models.config import ModelConfig
 
 
 class MLP(nn.Module):
-    """W₂ gelu(W₁ x), four times as wide inside."""
+    """W₂ gelu(W₁ x), four times as wide inside unless told otherwise."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, inner: int = 0) -> None:
         super().__init__()
-        self.to_inside, self.to_output = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        inner = inner or 4 * width
+        self.to_inside, self.to_output = nn.Linear(width, inner), nn.Linear(inner, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.to_output(gelu(self.to_inside(x), approximate="tanh"))
@@ -112,7 +113,7 @@ def make_transformer_block(config: ModelConfig) -> Block:
     """GPT-2: attention and an MLP. Linear N(0, 0.02²), output projections divided by √(2 · layers), biases 0."""
     alibi = config.positions == "alibi"
     mixer = SelfAttention(config.width, config.heads, parse(config.kernel), alibi=alibi, dropout=config.dropout)
-    block = Block(mixer, MLP(config.width), config.width, bias=True, dropout=config.dropout)
+    block = Block(mixer, MLP(config.width, config.inner), config.width, bias=True, dropout=config.dropout)
     start_as_gpt2(block, config.layers)
     return block
 
@@ -130,14 +131,14 @@ RECURRENCES: Mapping[str, Callable[[ModelConfig], Recurrence]] = {
     "h3": lambda config: H3(config.width, config.state or 64),
     "gla": lambda config: GLA(config.width, config.heads),
     "retnet": lambda config: RetNet(config.width, config.heads),
-    "mamba": lambda config: Mamba(config.width, config.state or 16),
+    "mamba": lambda config: Mamba(config.width, config.state or 16, config.inner),
 }
 
 
 def make_recurrent_block(config: ModelConfig) -> Block:
     """A recurrent mixer with its own first weights, and GPT-2's MLP; Mamba does the work of both and has none."""
     mixer = RECURRENCES[config.architecture](config)
-    store = None if config.architecture == "mamba" else MLP(config.width)
+    store = None if config.architecture == "mamba" else MLP(config.width, config.inner)
     if store:
         start_as_gpt2(store, config.layers)
     return Block(mixer, store, config.width, bias=True, dropout=config.dropout)

@@ -43,6 +43,7 @@ class ModelConfig:
     kernel: str = "gaussian"  # of contextual memory or of attention
     positions: Positions = "none"
     slots: int = 0  # of persistent memory, for each head; 0 stands for 7/2 · width
+    inner: int = 0  # width inside an MLP, or channels of Mamba; 0 stands for 4 · width, or 2 · width
     state: int = 0  # of S4D, H3 and Mamba, for each channel; 0 stands for 64, 64 and 16
     longest: int = 0  # the longest sequence; only learned positions have one
     as_released: Released = ""  # the departures of the published code from the paper, to measure what they cost
@@ -58,7 +59,7 @@ class ModelConfig:
         for name in ("vocab", "layers", "width", "heads"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
-        for name in ("slots", "state", "longest"):
+        for name in ("slots", "inner", "state", "longest"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 0")
         for name in ("dropout", "embedding_dropout"):

@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+import torch
+
 from compactattn.models.config import ModelConfig
+from compactattn.models.language_model import build, count_parameters
+
+STEP = 16  # in which the inner width of a model is fitted
 
 
 @dataclass(frozen=True)
@@ -20,10 +25,24 @@ class Size:
     origin: str
 
     def configure(self, **changes: object) -> ModelConfig:
-        """A model of this size; changes are fields of ModelConfig. Mamba has twice the layers, each half of another's block."""
-        layers = self.layers * (2 if changes.get("architecture") == "mamba" else 1)
+        """A model of this size; changes are fields of ModelConfig. Mamba has twice the layers, each half of another's block.
+
+        The recurrent ones are as wide inside as gives them the parameters of a Memory Mosaic.
+        """
+        architecture = changes.get("architecture", "mosaic")
+        layers = self.layers * (2 if architecture == "mamba" else 1)
         given = {"vocab": self.vocab, "layers": layers, "width": self.width, "heads": self.heads, **changes}
+        if architecture not in ("mosaic", "transformer") and "inner" not in changes:
+            given["inner"] = self._fit(given)
         return ModelConfig(**given)  # type: ignore[arg-type]
+
+    def _fit(self, given: Mapping[str, object]) -> int:
+        """The inner width with which a model has the parameters of a Memory Mosaic of this size, to the nearest STEP."""
+        narrow, wide, wanted = (
+            _count(ModelConfig(**{**given, **change}))  # type: ignore[arg-type]
+            for change in ({"inner": STEP}, {"inner": 2 * STEP}, {"architecture": "mosaic", "layers": self.layers})
+        )
+        return STEP * max(1, 1 + round((wanted - narrow) / (wide - narrow)))
 
 
 ZOO: Mapping[str, Size] = MappingProxyType(
@@ -38,3 +57,8 @@ ZOO: Mapping[str, Size] = MappingProxyType(
         "stories-12": Size(12, 768, 12, 50257, "language modelling, 12 layers"),
     }
 )
+
+
+def _count(config: ModelConfig) -> int:
+    with torch.device("meta"):
+        return count_parameters(build(config))

@@ -84,7 +84,8 @@ def attend(
             torch.manual_seed decides it, for every backend alike. Pass 0 outside training.
         backend: "fused" (Triton kernels on a GPU), "native" (C on a CPU, compiled at the first call by the machine's own
             compiler), "reference" (blocked PyTorch anywhere), or "auto", which takes the first that can do the call.
-            A backend that is asked for never gives way to another.
+            A backend that is asked for never gives way to another, but that "native" leaves a call in which q, k or v is
+            somewhere not finite to the reference.
         return_readout: also return the threshold, bandwidth and support size of every query.
 
     Returns:
@@ -100,7 +101,8 @@ def attend(
     view = resolve(mask, (batch, heads, queries, k.shape[2]), q.device)
     learned = q, k, v, beta, view.bias, orders
     refuse_tangents(*learned)
-    chosen = _choose(backend, q, natively=native.lacks(orders is not None, may_need_gradient(view.bias)))
+    bias_grad = view.bias is not None and may_need_gradient(view.bias)
+    chosen = _choose(backend, q, natively=native.lacks(orders is not None, bias_grad))
     out, threshold, support, *_ = operators.estimate(
         q, k, v, beta, view.at, view.lo, view.hi, view.allowed, view.bias, view.slopes,
         orders, *encode(kernel), return_readout, chosen == "fused", may_need_gradient(*learned),

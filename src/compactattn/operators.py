@@ -162,6 +162,7 @@ def _goes_native(scores: Tensor, orders: Tensor | None) -> bool:
 def weights_operator(
     scores: Tensor, perfect: Tensor | None, orders: Tensor | None, r: float, rule: str, value: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    scores = scores.contiguous()
     if _goes_native(scores, orders):
         return native.weigh_all(scores, (r, rule, value), perfect)
     w, norm, edge = rows.weigh_all(scores, decode_rule(rule, value), r if orders is None else orders, perfect)
@@ -172,7 +173,7 @@ def weights_operator(
 def _(scores, perfect, orders, r, rule, value):  # type: ignore[no-untyped-def]
     rows = (scores.shape[0], 1)
     return (
-        torch.empty_like(scores),
+        torch.empty_like(scores, memory_format=torch.contiguous_format),
         scores.new_empty(rows),
         scores.new_empty(rows if RULES[rule] is Nearest else 0, dtype=torch.long),
     )
@@ -182,6 +183,7 @@ def _(scores, perfect, orders, r, rule, value):  # type: ignore[no-untyped-def]
 def weights_backward(
     dw: Tensor, w: Tensor, norm: Tensor, edge: Tensor, orders: Tensor | None, r: float, rule: str, value: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    w, dw = w.contiguous(), dw.contiguous()
     if _goes_native(w, orders):
         ds, dperfect, dr = native.pull_all(w, dw, norm, edge, (r, rule, value))
     else:
@@ -195,7 +197,11 @@ def weights_backward(
 def _(dw, w, norm, edge, orders, r, rule, value):  # type: ignore[no-untyped-def]
     none = norm.new_empty(0)
     dperfect = torch.empty_like(norm) if RULES[rule] is Fixed else none
-    return torch.empty_like(w), dperfect, none.clone() if orders is None else torch.empty_like(norm)
+    return (
+        torch.empty_like(w, memory_format=torch.contiguous_format),
+        dperfect,
+        none.clone() if orders is None else torch.empty_like(norm),
+    )
 
 
 def _save_weights(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:

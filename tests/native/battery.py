@@ -17,7 +17,11 @@ SHAPES = {  # queries, keys, heads, heads of keys, head dim, width of the values
     "short": (5, 63, 4, 1, 17, 64),
     "wide": (9, 1100, 4, 4, 8, 8),
 }
-EVERY_MASK = MASKS | {"alibi, both ways": lambda q, k: ALiBi()}
+EVERY_MASK = MASKS | {
+    "alibi, both ways": lambda q, k: ALiBi(),
+    "bias of a sample": lambda q, k: Bias(torch.randn(2, 1, 1, k).expand(2, 4, q, k)),
+    "boolean of a head": lambda q, k: torch.rand(1, 4, q, k) > 0.4,
+}
 
 
 class Inputs(NamedTuple):

@@ -1,15 +1,19 @@
 """attend() in C: what it returns is the definition's, in output and every gradient, and hangs on nothing else."""
 
 import logging
+import os
+import subprocess
+import sys
 
 import battery
 import pytest
 import torch
 from battery import SHAPES, cases, draw, run, worst_excess
 
-from compactattn import Bias, Causal, Packed, Padding, attend, entmax
+from compactattn import Bias, Causal, Packed, Padding, attend, entmax, operators, parse, weights
 from compactattn.attention import BACKENDS
-from compactattn.masks import View
+from compactattn.kernels import encode
+from compactattn.masks import View, resolve
 from compactattn.native import build, launch
 
 ONE_OF_EACH = ["gaussian", "sparsemax", "biweight", "entmax(1.7)", "relumax", "norm_relu", "topk_softmax(3)"]
@@ -21,10 +25,11 @@ def test_output_readout_and_gradients_are_those_of_the_definition(kernel, shape,
     assert excess <= 1, name
 
 
-@pytest.mark.parametrize(
-    "kernel", ["entmax(1.05)", "entmax(r=1e4)", "relumax(2.5)", "rectified(1.5)", "topk_rectified(6, 2.5)"]
-)
-def test_powers_that_are_no_whole_numbers(kernel):
+UNEVEN = ["entmax(1.05)", "entmax(1.99999999)", "entmax(r=1e4)", "relumax(2.5)", "rectified(1.5)", "topk_rectified(6, 2.5)"]
+
+
+@pytest.mark.parametrize("kernel", [*UNEVEN, "topk_softmax(50)", f"topk_biweight({2**63})"])
+def test_powers_that_are_no_whole_numbers_and_large_k(kernel):
     assert worst_excess(draw(SHAPES["long"]), kernel, Causal())[0] <= 1
 
 
@@ -97,10 +102,53 @@ def test_what_is_no_number_is_treated_as_by_the_definition(kernel):
         spoil[0, :, 6] = 1.0
     bias = torch.zeros(9, 9)
     bias[4, 2], bias[5, 3] = torch.nan, torch.inf
+    wide = torch.zeros(1, 40).index_fill(1, torch.tensor([3]), torch.nan)
+    keys = inputs.k[:, :, :1].expand(2, 1, 40, 4)
+    assert attend(inputs.q, keys, keys, kernel, mask=Bias(wide), backend="native").isnan().all()
     out = attend(*inputs[:3], kernel, mask=Causal() & Bias(bias), backend="native")
     assert out[:, :, 4].isnan().all()
     torch.testing.assert_close(out[:, :, 5], inputs.v[:, :, 3].expand(2, 2, 4))  # +∞ takes all the weight
     assert out[:, :, 6:].isfinite().all()
+
+
+def test_gradients_of_torch_func_are_those_of_autograd():
+    inputs = draw((6, 6, 2, 1, 4, 4))
+
+    def loss(q, k, v):
+        out = attend(q, k, v, "biweight", scale=inputs.scale, mask=Causal(), backend="native")
+        return (out * inputs.do).sum()
+
+    found = run(inputs, "biweight", Causal())
+    for name, gradient in zip(("dq", "dk", "dv"), torch.func.grad(loss, (0, 1, 2))(*inputs[:3]), strict=True):
+        assert torch.equal(gradient, found[name]), name
+
+
+@pytest.mark.parametrize("kernel", ["biweight", "norm_relu", "topk_softmax(3)"])
+def test_opcheck(kernel):
+    q, k, v, scale, _ = draw((5, 5, 2, 1, 4, 3))
+    view, code = resolve(Causal(), (2, 2, 5, 5), q.device), encode(parse(kernel))
+    inputs = [x.requires_grad_() for x in (q, k.mT.contiguous().mT, v, scale)]
+    call = (*inputs, view.at, view.lo, view.hi, None, None, None, None, *code, True, False, True, 0.0, None, True)
+    torch.library.opcheck(operators.attend_operator, call)
+    s = torch.randn(9, 6).T.requires_grad_()
+    torch.library.opcheck(operators.weights_operator, (s, torch.ones(6, 1) if code[1] == "fixed" else None, None, *code))
+
+
+def test_weights_of_transposed_scores_compile():
+    s = torch.randn(7, 5, requires_grad=True)
+    compiled = torch.compile(lambda x: weights(x, "biweight", dim=0), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(s), weights(s, "biweight", dim=0))
+    compiled(s).square().sum().backward()
+    found, s.grad = s.grad, None
+    weights(s, "biweight", dim=0).square().sum().backward()
+    assert torch.equal(found, s.grad)
+
+
+def test_gradients_of_parts_fit_a_bound():
+    x = torch.empty(1, 1, 1, 128).expand(1, 1, 2**17, 128)
+    view = View.everything((1, 1, 512, 2**17), x.device)
+    parts = launch.Prepared(x[:, :, :512], x, x, torch.ones(1), view, (2.0, "normalising", 0.0), None).parts
+    assert 1 <= parts * 4 * 2**17 * 256 <= launch.MOST_PARTS_BYTES
 
 
 def test_nothing_is_held_for_every_pair_of_a_query_and_a_key():
@@ -155,7 +203,9 @@ def test_the_library_is_compiled_once_and_kept(fresh, caplog):
     [
         ("no-such-compiler", r"there is no C compiler \(no-such-compiler\); install one, or name one in CC"),
         ("", r"there is no C compiler \(CC is empty\)"),
-        ("false", "'false' fails"),
+        ("false", "the C compiler 'false' fails .*; name another in CC"),
+        ("true", "attend.c cannot be compiled, kept or loaded: .*No such file"),
+        ("gcc '", "attend.c cannot be compiled, kept or loaded: No closing quotation"),
     ],
 )
 def test_without_a_compiler_the_reference_does_the_work_and_that_is_said_once(fresh, monkeypatch, caplog, compiler, reason):
@@ -172,7 +222,28 @@ def test_without_a_compiler_the_reference_does_the_work_and_that_is_said_once(fr
 def test_a_folder_that_cannot_be_written_is_told(fresh, monkeypatch):
     (fresh / "file").write_text("")
     monkeypatch.setenv("COMPACTATTN_CACHE", str(fresh / "file" / "below"))
-    assert "cannot be kept or loaded" in build.lack_library()
+    assert "attend.c cannot be compiled, kept or loaded" in build.lack_library()
+
+
+def test_a_user_without_a_home_still_attends(fresh, monkeypatch):
+    def fail():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build, "cache_folder", fail)
+    q = torch.randn(1, 2, 5, 4)
+    assert torch.equal(attend(q, q, q), attend(q, q, q, backend="reference"))
+    assert "home directory" in build.lack_library()
+
+
+def test_a_library_that_was_damaged_is_made_again(tmp_path):
+    code = "from compactattn.native import build; print(build.lack_library() or build.library().lanes())"
+    for _ in range(2):
+        call = [sys.executable, "-c", code]
+        told = subprocess.run(call, capture_output=True, text=True, env=os.environ | {"COMPACTATTN_CACHE": str(tmp_path)})
+        assert int(told.stdout) > 0
+        (path,) = tmp_path.iterdir()
+        assert path.stat().st_size > 0
+        path.write_bytes(b"")
 
 
 def test_every_backend_is_named_in_the_error_of_an_unknown_one():

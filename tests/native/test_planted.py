@@ -29,6 +29,7 @@ QUICK = [
         ("topk_biweight(4)", "square", "causal", 0.0),
         ("gaussian", "wide", "none", 0.0),
     ),
+    *(("gaussian", "square", "bias of a sample", 0.0), ("sparsemax", "square", "boolean of a head", 0.0)),
     *(("truncated_gaussian(1.5)", "long", "strict", 0.0), ("rectified(r=2)", "square", "packed", 0.0)),
 ]
 
@@ -65,6 +66,8 @@ PLANTS = {
     "every sample sees what the first sees": ("(c->samples_seen > 1 ? sample * c->queries : 0) + q + i, real", "q + i, real"),
     "ALiBi looks one way": ("at > j ? at - j : j - at", "at - j"),
     "a bias is read by its own rows": ("(q + i) * by[2];\n            for (int64_t j = lo; j < hi; j++) s[j] += ", "i * by[2];\n            for (int64_t j = lo; j < hi; j++) s[j] += "),
+    "every sample has the first one's bias": ("c->bias + sample * by[0]", "c->bias + 0 * by[0]"),
+    "every head is allowed what the first is": ("c->allowed + sample * by[0] + head * by[1]", "c->allowed + sample * by[0]"),
     "unseen keys keep what a product left": ("clear_unseen(b, i, s);", ""),
     "heads share the first keys": ("int64_t group = head / (c->heads / c->key_heads), keys", "int64_t group = 0, keys"),
     "dq lacks the scale": ("dq[n] *= c->scale[head];", ""),

@@ -2,7 +2,8 @@
  * (weights → estimate, and back), which say what is computed and why. A row never waits for memory: its scores stay in the cache from
  * the product that makes them to the product that uses them, and tiles of keys that weigh nothing are left out of every product.
  *
- * The estimate of a row hangs on that row alone, to the last bit: on no other row, on no key that it may not see, on no number of threads.
+ * The estimate of a row hangs on that row alone, to the last bit: on no other row, on nothing that a key holds which it may not see, on
+ * no number of threads. Numbers are finite; where they are not, launch.py leaves the call to the reference.
  *
  * Shapes: B batch, H heads (G of keys), Q queries, K keys, D head dim, E width of the values. Q, K, D and E are multiples of ROWS, TILE,
  * LANES and LANES, padded with zeros; `queries` says how many queries are real. build.py defines MOST_TURNS of Newton and what
@@ -297,7 +298,7 @@ static Row weigh(const Kernel *k, float *s, float *spare, int64_t n, float perfe
         if (!(row.reach > 0.0f)) kind = STEP; /* nothing in reach: uniform */
         else if (kind == STEP) cut = theta;
     } else if (k->rule == NEAREST) {
-        float theta = find_nearest(s, spare, n, (int64_t)k->value, &row.edge);
+        float theta = find_nearest(s, spare, n, k->value < (float)n ? (int64_t)k->value : n, &row.edge);
         row.reach = peak == theta ? 0.0f : peak - theta < FLT_MAX ? peak - theta : FLT_MAX;
     }
 #pragma omp simd
@@ -334,7 +335,6 @@ static Row weigh(const Kernel *k, float *s, float *spare, int64_t n, float perfe
 static void find_slopes(const Kernel *k, const float *w, float *a, int64_t n, float norm) {
     float gain = k->rule == NORMALISING ? 1.0f : k->r / norm, power = -1.0f / k->r;
     switch (k->kind) {
-    case STEP: memset(a, 0, sizeof(float) * n); break;
     case EXP: memcpy(a, w, sizeof(float) * n); break;
     case ONE:
 #pragma omp simd
@@ -352,6 +352,10 @@ static void find_slopes(const Kernel *k, const float *w, float *a, int64_t n, fl
 
 /* Turns ∂L/∂w into ∂L/∂s, and returns what θ receives: as rows.pull. Fills a with the slopes. */
 static double pull(const Kernel *k, const float *w, float *a, float *dw, int64_t n, const Row *row) {
+    if (k->kind == STEP) { /* has no slope */
+        memset(dw, 0, sizeof(float) * n);
+        return 0.0;
+    }
     find_slopes(k, w, a, n, row->norm);
     double top = 0.0, total = 0.0, moved = 0.0;
     float best = 0.0f;

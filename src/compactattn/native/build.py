@@ -15,6 +15,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -27,7 +28,7 @@ from compactattn.rows import MOST_TURNS
 log = logging.getLogger("compactattn")
 
 SOURCE = Path(__file__).parent / "attend.c"
-# without errno and traps loops become vectors; NaN and ∞ keep their meaning. OpenMP is the one that PyTorch has loaded
+# without errno and traps loops become vectors; NaN and ∞ keep their meaning. gcc's OpenMP is the one that PyTorch has loaded
 FLAGS = (
     *("-O3", "-march=native", "-std=gnu11", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC"),
     *(f"-D{name}={value}u" for name, value in {"FIRST": FIRST, "SECOND": SECOND, "STRIDE": STRIDE}.items()),
@@ -66,18 +67,21 @@ def _find() -> tuple[ctypes.CDLL | None, str]:
 def _open() -> ctypes.CDLL:
     if sys.platform not in ("linux", "darwin"):
         raise CannotBuild(f"attend.c is compiled on Linux and macOS only, not on {sys.platform}")
-    command = shlex.split(os.environ.get("CC", "cc"))
-    if not command or shutil.which(command[0]) is None:
-        raise CannotBuild(f"there is no C compiler ({' '.join(command) or 'CC is empty'}); install one, or name one in CC")
-    compiler = _run([*command, "--version"])
-    decides = "\n".join((SOURCE.read_text(), *command, *FLAGS, compiler, platform.machine(), _features()))
-    path = cache_folder() / f"attend-{hashlib.sha256(decides.encode()).hexdigest()[:16]}.so"
     try:
-        if not path.exists():
-            compile_source(command, SOURCE, path)
+        command = shlex.split(os.environ.get("CC", "cc"))
+        if not command or shutil.which(command[0]) is None:
+            raise CannotBuild(f"there is no C compiler ({' '.join(command) or 'CC is empty'}); install one, or name one in CC")
+        compiler = _run([*command, "--version"])
+        parts = (SOURCE.read_text(encoding="utf-8"), *command, *FLAGS, compiler, platform.machine(), _features())
+        name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+        path = cache_folder().resolve() / f"attend-{name}.so"
+        if path.exists():
+            with suppress(OSError):  # a file that was damaged is made again
+                return ctypes.CDLL(str(path))
+        compile_source(command, SOURCE, path)
         return ctypes.CDLL(str(path))
-    except OSError as error:
-        raise CannotBuild(f"the compiled library cannot be kept or loaded: {error}") from None
+    except (OSError, RuntimeError, ValueError) as error:  # no folder, no home, a CC that does not read as a command
+        raise CannotBuild(f"attend.c cannot be compiled, kept or loaded: {error}") from None
 
 
 def compile_source(command: list[str], source: Path, path: Path) -> None:
@@ -87,6 +91,8 @@ def compile_source(command: list[str], source: Path, path: Path) -> None:
     log.info("compiling %s for this processor, which takes some seconds and happens once: %s", source.name, path)
     try:
         _run([*command, *FLAGS, str(source), "-o", str(own), "-lm"])
+        with own.open("rb") as file:
+            os.fsync(file.fileno())
         own.replace(path)
     finally:
         own.unlink(missing_ok=True)
@@ -94,12 +100,15 @@ def compile_source(command: list[str], source: Path, path: Path) -> None:
 
 def _run(command: list[str]) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=MOST_SECONDS, check=True)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=MOST_SECONDS, check=True
+        )
     except subprocess.CalledProcessError as error:
-        complaint = (error.stderr or error.stdout or "").strip().splitlines()
-        raise CannotBuild(f"'{command[0]}' fails on attend.c: {complaint[0] if complaint else error.returncode}") from None
+        lines = (error.stderr or error.stdout or f"exit status {error.returncode}").strip().splitlines()
+        complaint = next((line for line in lines if "error" in line), lines[0])
+        raise CannotBuild(f"the C compiler '{command[0]}' fails ({complaint}); name another in CC") from None
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise CannotBuild(f"'{command[0]}' does not run: {error}") from None
+        raise CannotBuild(f"the C compiler '{command[0]}' does not run: {error}") from None
     return done.stdout
 
 

@@ -27,6 +27,7 @@ Code = tuple[float, str, float]  # a kernel as kernels.encode writes it
 FLOAT_MAX = torch.finfo(torch.float32).max
 KINDS = (0.0, *WHOLE, math.nan, math.inf)  # of r, as attend.c numbers them; NaN stands for all others
 ENOUGH_PARTS = 16  # samples × heads of keys that keep all cores busy backward; fewer are cut further
+MOST_PARTS_BYTES = 2**28  # of dk and dv, which each part has of its own
 
 
 class Kernel(ctypes.Structure):
@@ -37,8 +38,9 @@ class Kernel(ctypes.Structure):
     @staticmethod
     def of(code: Code) -> Kernel:
         r, rule, value = code
+        r = r if r == math.inf else ctypes.c_float(r).value  # 1.00000001 is 1 in C
         kind = KINDS.index(r if r in KINDS else math.nan)
-        return Kernel(list(RULES).index(rule), kind, min(r, FLOAT_MAX), value)
+        return Kernel(list(RULES).index(rule), kind, min(r, FLOAT_MAX), min(value, FLOAT_MAX))
 
 
 class Call(ctypes.Structure):
@@ -97,8 +99,7 @@ def estimate(
     call.give("v", call.pad_keys(v))
     out = call.new("out", (*shape[:2], call.rows, call.width))
     reach = call.new("reach", shape) if grad else q.new_empty((0, 0, 0), dtype=torch.float32)
-    found = (0, 0, 0)
-    threshold, support = torch.empty(found), torch.empty(found, dtype=torch.int32)
+    threshold, support = (torch.empty((0, 0, 0), dtype=dtype) for dtype in (torch.float32, torch.int32))
     if readout:
         threshold, support = call.new("threshold", shape), call.new("support", shape, torch.int32)
     call.run(library().attend)
@@ -168,7 +169,9 @@ class Prepared:
         self.rows, self.keys = _round_up(queries, at_once), _round_up(k.shape[2], 2 * self.lanes)
         self.dim, self.width = (_round_up(x.shape[3], self.lanes) for x in (q, v))
         key_heads = k.shape[1]
-        self.parts = min(math.ceil(ENOUGH_PARTS / (batch * key_heads)), self.rows // at_once)
+        gradients = 4 * batch * key_heads * self.keys * (self.dim + self.width)  # bytes of dk and dv
+        fitting = max(1, MOST_PARTS_BYTES // gradients)
+        self.parts = min(math.ceil(ENOUGH_PARTS / (batch * key_heads)), self.rows // at_once, fitting)
         # a key beyond the last would be read beyond the end of memory
         seen = torch.broadcast_tensors(view.at, view.lo.clamp_min(0), view.hi.clamp_max(k.shape[2]))
         self.kept: list[Tensor] = []
@@ -185,9 +188,9 @@ class Prepared:
         if view.slopes is not None:
             self.give("slopes", view.slopes.float())
         if view.bias is not None:
-            self.give_broadcast("bias", view.bias.float(), view)
+            self.give_broadcast("bias", view.bias.float())
         if view.allowed is not None:
-            self.give_broadcast("allowed", view.allowed, view)
+            self.give_broadcast("allowed", view.allowed)
         if drop is not None:
             fates = foresee(drop, batch, heads, queries)
             self.give("before", fates.before)
@@ -196,14 +199,15 @@ class Prepared:
 
     def give(self, field: str, x: Tensor) -> None:
         """Points a field to a tensor, and keeps it until the call is over."""
-        x = x.contiguous()
+        self._point(field, x.contiguous())
+
+    def _point(self, field: str, x: Tensor) -> None:
         self.kept.append(x)
         setattr(self.call, field, x.data_ptr())
 
-    def give_broadcast(self, field: str, x: Tensor, view: View) -> None:
-        """The same of a tensor that broadcasts to the scores, where a size of 1 does not step."""
-        x = x.contiguous()
-        self.give(field, x)
+    def give_broadcast(self, field: str, x: Tensor) -> None:
+        """The same of a tensor that broadcasts to the scores, as it lies; a size of 1 does not step."""
+        self._point(field, x)
         strides = [0 if size == 1 else step for size, step in zip(x.shape, x.stride(), strict=True)]
         setattr(self.call, f"{field}_strides", (ctypes.c_int64 * 4)(*strides))
 

@@ -430,7 +430,8 @@ def readme_section() -> str:
         f"{', with no larger error against float64' if closer else ''} "
         "([all figures](benchmarks/README.md), `make bench`):\n\n"
         + table(["kernel", "ours, ms", "peer, ms", "faster by"], rows)
-        + f"\n\nattend() over 16,384 keys with 4 heads, forward + backward, needs at most {most} MiB above its inputs."
+        + f"\n\n{attention.summary()}\n"
+        + f"Over 16,384 keys with 4 heads it needs at most {most} MiB above its inputs."
     )
 
 

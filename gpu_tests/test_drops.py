@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compactattn import Causal, attend
-from compactattn.dropout import Dropout, draw_seed, factors
+from compactattn.dropout import Dropout, draw_seed, factors, foresee
 from gpu_tests.cases import GROUPS, cases_of
 from gpu_tests.settings import DEVICE, EVERY, HALF, length, needs_gpu
 from gpu_tests.test_calls import KERNELS, draw
@@ -44,7 +44,8 @@ def test_the_mask_is_that_of_the_definition_to_the_bit(dtype, kernel, turn):
     v.requires_grad_()
     torch.manual_seed(turn)
     spans = slice(0, batch), slice(0, heads), slice(0, queries), slice(0, keys)
-    wanted = factors(Dropout(P, draw_seed(P, q.device)), *spans, torch.float32)
+    fates = foresee(Dropout(P, draw_seed(P, q.device)), batch, heads, queries)
+    wanted = factors(fates, *spans, torch.float32)
     torch.manual_seed(turn)
     out = attend(q, k, v, kernel, dropout=P, backend="fused")
     assert torch.equal(out[..., : last - first] > 0, wanted[..., first:last] > 0)

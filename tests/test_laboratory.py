@@ -135,7 +135,7 @@ def test_models_lists_sizes_with_their_parameters(capsys):
     assert "12,722,400" in capsys.readouterr().out
     cli.main(["models", "regular"])
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if "," in line]
-    assert ["mamba", "4", "469,760"] in rows
+    assert ["mamba", "4", "382,400"] in rows
     assert len(rows) == 7
 
 

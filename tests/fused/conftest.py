@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from compactattn.fused import launch
+from compactattn.fused.cut import Blocks, Cut
 
 
 def reload_triton():
@@ -19,21 +20,51 @@ def reload_triton():
             del sys.modules[name]
 
 
+def mend_interpreter(change):
+    """Does what NumPy no longer does, and once what it does for each function of a kernel and each shape: half of its time."""
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    patch_tensor, patch, launch_grid = (
+        interpreter._patch_lang_tensor, interpreter._patch_lang, interpreter.GridExecutor.__call__
+    )  # fmt: skip
+    patched = set()  # modules whose operations are the interpreter's since the kernel was launched
+
+    def patch_tensor_too(tensor, scope):
+        patch_tensor(tensor, scope)
+        # a scalar is an array of one number there, which NumPy no longer takes for an index
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    def patch_once(fn):
+        if (module := fn.__globals__["__name__"]) in patched:
+            return None
+        patched.add(module)
+        return patch(fn)
+
+    def launch_afresh(self, *args, **kwargs):
+        patched.clear()
+        launch_grid(self, *args, **kwargs)
+
+    def name_later(self, types, fields=None):
+        self.types, self.fields = types, fields or [""] * len(types)
+
+    def name(self):
+        return "[" + ",".join(f"{field}:{kind}" for field, kind in zip(self.fields, self.types, strict=True)) + "]"
+
+    change.setattr(interpreter, "_patch_lang_tensor", patch_tensor_too)
+    change.setattr(interpreter, "_patch_lang", patch_once)
+    change.setattr(interpreter.GridExecutor, "__call__", launch_afresh)
+    change.setattr(core.tuple_type, "__init__", name_later)
+    change.setattr(core.tuple_type, "name", property(name), raising=False)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _interpreted():
     if launch.NO_TRITON:
         pytest.skip(launch.NO_TRITON)
-    from triton.runtime import interpreter
-
-    def patched(tensor, scope):
-        patch(tensor, scope)
-        # a scalar is an array of one number there, which NumPy no longer takes for an index
-        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
-
-    patch = interpreter._patch_lang_tensor
     with pytest.MonkeyPatch.context() as change:
         change.setenv("TRITON_INTERPRET", "1")
-        change.setattr(interpreter, "_patch_lang_tensor", patched)
+        mend_interpreter(change)
         reload_triton()
         yield
     if "TRITON_INTERPRET" not in os.environ:
@@ -54,6 +85,6 @@ def cut(monkeypatch):
     """Sets the tiles of all kernels."""
 
     def to(m, n):
-        monkeypatch.setattr(launch, "choose_cut", lambda *_: launch.Cut(*[launch.Blocks(m, n, 4, 1)] * 4))
+        monkeypatch.setattr(launch, "choose_cut", lambda *_: Cut(*[Blocks(m, n, 4, 1)] * 4))
 
     return to

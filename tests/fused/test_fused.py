@@ -77,6 +77,16 @@ def test_the_shipped_blocks_agree_with_the_reference(kernel):
     check(*draw(case), kernel, case.mask)
 
 
+@pytest.mark.parametrize("kernel", ["biweight", "relumax"])
+def test_a_wide_head_on_a_gpu_with_little_shared_memory_agrees_with_the_reference(kernel, monkeypatch):
+    """Tiles of 32 × 32 and no copies ahead fit its 99 KiB."""
+    monkeypatch.setattr(launch, "is_roomy", lambda _: False)
+    case = Case(1, 1, 1, 33, 70, 130, 24, (0, 0), Causal())
+    cut = launch.choose_cut(case.queries, 256, torch.float16, roomy=False)
+    assert {(blocks.m, blocks.n, blocks.stages) for blocks in vars(cut).values()} == {(32, 32, 1)}
+    check(*draw(case, torch.float16), kernel, case.mask)
+
+
 RECTIFIED = [f"rectified(r={r}, b=1)" for r in (1.5, 2, 3)]
 HALVES = ["gaussian", *ONE_OF_EACH_RULE, "topk_softmax(9)", *RECTIFIED]
 

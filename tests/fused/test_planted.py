@@ -20,6 +20,7 @@ from plants import PLANTS, Plant
 from compactattn import ALiBi, Allowed, Bias, Causal, Packed, Padding, attend, attention, decoding, entmax, fused, operators
 from compactattn.decoding import Pages, decode
 from compactattn.fused import launch
+from compactattn.fused.cut import Blocks, Cut
 from compactattn.memory.features import leaky_average, peek_values, unit
 from compactattn.memory.operators import fused_keys, fused_values
 from compactattn.mixers import selective_scan
@@ -254,7 +255,7 @@ def use_copy(folder, plant, monkeypatch):
     for owner, name in zip((operators, decoding, fused, fused, fused), names, strict=True):
         monkeypatch.setattr(owner, name, copied[name], raising=False)
     monkeypatch.setattr(attention, "launch", copied["launch"])
-    cut = copied["launch"].Cut(*[copied["launch"].Blocks(32, 16, 4, 1)] * 4)
+    cut = Cut(*[Blocks(32, 16, 4, 1)] * 4)
     monkeypatch.setattr(copied["launch"], "choose_cut", lambda *_: cut)
     monkeypatch.setattr(copied["launch"], "TRACK_FROM", 64)
     tolerances = copied["launch"].TOLERANCES  # in fp16 nearly as in bf16, which the interpreter lacks

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from compactattn.fused.launch import CODES, is_hopper
+from compactattn.fused.cut import is_hopper
+from compactattn.fused.launch import CODES
 from compactattn.masks import View
 
 PAGE = 64  # keys of a page

@@ -1,4 +1,4 @@
-"""Where PyTorch meets the kernels: what they support, block sizes, strides, and two functions as in reference.py.
+"""Where PyTorch meets the kernels: what they support, strides, and two functions as in reference.py.
 
 Triton is imported at the first launch and not before.
 Shapes: B batch, H heads (H' of keys), Q queries, K keys, D head dim.
@@ -10,7 +10,6 @@ import math
 import os
 import re
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from compactattn.dropout import Dropout
+from compactattn.fused.cut import Blocks, choose_cut, is_hopper, is_roomy, to_power
 from compactattn.kernels import RULES
 from compactattn.masks import View
 from compactattn.reference import Estimate, Gradients
@@ -86,60 +86,6 @@ def is_new(index: int) -> bool:
     return torch.cuda.get_device_capability(index) >= OLDEST_GPU
 
 
-def is_hopper(device: torch.device) -> bool:
-    """Whether it has what came with compute capability 9.0, as the interpreter does."""
-    return device.type == "cpu" or torch.cuda.get_device_capability(device) >= (9, 0)
-
-
-# -- block sizes ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """How one kernel is cut: M queries × N keys at a time."""
-
-    m: int
-    n: int
-    warps: int
-    stages: int
-    registers: int = 255  # of a thread; fewer let more programs share a processor
-
-
-@dataclass(frozen=True)
-class Cut:
-    """How a call is cut: all four kernels into the same tiles."""
-
-    threshold: Blocks
-    forward: Blocks
-    queries: Blocks
-    keys: Blocks
-
-
-def choose_cut(queries: int, width: int, dtype: torch.dtype, even: bool = False, brief: bool = False) -> Cut:
-    """Blocks for a number of queries and the larger head dim; measured on an H200, see docs/LOG.md.
-
-    `even`: `weights.is_even`; `brief`: few keys, `threshold.is_plain`, no dropout. The size of a tile hangs on neither.
-    """
-    if dtype == torch.float32:  # its products need the registers for themselves
-        same = Blocks(32, 32, 4, 2) if queries > 16 and width <= 64 else Blocks(16, 32, 4, 1)
-        return Cut(same, same, same, same)
-    if queries <= 16 or width > 128:  # 64 keys at a time: with fewer classes Newton's last step grows
-        m = min(64, _power(queries))
-        return Cut(*(Blocks(m, 64, 8 if m == 64 else 4, 2 if width <= 128 else 1) for _ in range(4)))
-    least = Blocks(64, 64, 4, 2, 128)
-    if width > 64:
-        return Cut(least, Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2))
-    by_key = Blocks(64, 64, 4, 3, 168 if even else 255)
-    if brief:  # what a program begins and ends with counts, and is hidden by others beside it
-        return Cut(least, Blocks(64, 64, 4, 3, 168), least, by_key)
-    return Cut(least, Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 3, 168), by_key)
-
-
-def _power(size: int) -> int:
-    """The next power of two that tl.dot can take."""
-    return max(16, 1 << (size - 1).bit_length())
-
-
 # -- forward and backward ------------------------------------------------------------------------
 
 
@@ -154,7 +100,7 @@ class Kept(NamedTuple):
 def kept_like(q: Tensor, k: Tensor, v: Tensor, code: Code, grad: bool) -> Kept:
     """Empty tensors for it."""
     r, rule, _ = code
-    cut = choose_cut(q.shape[2], max(_power(q.shape[3]), _power(v.shape[3])), q.dtype)
+    cut = choose_cut(q.shape[2], max(to_power(q.shape[3]), to_power(v.shape[3])), q.dtype, is_roomy(q.device))
     rows = q.new_empty(({"nearest": 6, "anchored": 5}.get(rule, 4), *q.shape[:3]), dtype=torch.float32)
     tilted, exact = r != math.inf and rule != "fixed", q.dtype == torch.float32
     means = (tilted and (rule == "nearest" or not exact)) + (not exact) if grad and r != 0 else 0
@@ -277,7 +223,8 @@ class Call:
         bends = (view.slopes is not None) * ALIBI + (view.bias is not None) * BIASED + (view.allowed is not None) * ALLOWED
         kind = (CODES[rule], r, bends, exact)
         brief = keys < LONG and drop is None and is_plain(*kind)
-        self.cut = choose_cut(queries, max(_power(dim), _power(value_dim)), q.dtype, is_even(*kind), brief)
+        width = max(to_power(dim), to_power(value_dim))
+        self.cut = choose_cut(queries, width, q.dtype, is_roomy(q.device), is_even(*kind), brief)
         # where the weights of a fixed kernel may exceed fp16, are powers of s/ρ (which overflow for s itself), or a tensor can
         # hide all keys, the best score is needed first
         direct = rule == "fixed" and q.dtype != torch.float16 and r in (0, 1) and bends <= ALIBI
@@ -300,7 +247,7 @@ class Call:
         self._constants: dict[str, Any] = {
             "RULE": CODES[rule], "R": r, "GROUP": heads // k.shape[1], "BENDS": bends,
             "EXACT": exact, "PEAKED": self.peaked, "DROPS": drop is not None,
-            "D": dim, "DV": value_dim, "BLOCK_D": _power(dim), "BLOCK_DV": _power(value_dim),
+            "D": dim, "DV": value_dim, "BLOCK_D": to_power(dim), "BLOCK_DV": to_power(value_dim),
         }  # fmt: skip
 
     def constants(self, *names: str) -> dict[str, Any]:
@@ -375,7 +322,7 @@ def _describe(rows: int, *tensors: Tensor) -> tuple[Any, ...]:
         aligned = x.data_ptr() % 16 == 0 and all(step > 0 and step % 8 == 0 for step in x.stride()[:3])
         if not (is_hopper(x.device) and aligned and x.element_size() == 2):
             return tensors
-    return tuple(TensorDescriptor(x, list(x.shape), [*x.stride()[:3], 1], [1, 1, rows, _power(x.shape[3])]) for x in tensors)
+    return tuple(TensorDescriptor(x, list(x.shape), [*x.stride()[:3], 1], [1, 1, rows, to_power(x.shape[3])]) for x in tensors)
 
 
 def _count(size: int, block: int) -> int:

@@ -70,6 +70,18 @@ def test_of_two_runs_that_differ_in_patience_alone_the_more_patient_one_counts(p
         compare([short, short])
 
 
+def test_of_two_runs_that_differ_in_patience_the_one_that_has_done_the_most_steps_counts():
+    finished = make_run(0.8, patience=20)
+    for steps, counts in ((finished.steps // 2, 0.8), (finished.steps, 0.5)):  # stopped at half, or come to its end too
+        patient = dataclasses.replace(make_run(0.5, patience=0), steps=steps)
+        cut = dataclasses.replace(finished, steps=finished.steps - 31)
+        for runs in ((cut, patient), (patient, cut)):
+            (line,) = comparison_of(*runs, make_run(0.6, seed=1)).lines
+            assert [row.accuracy for row in line.rows[1000]] == pytest.approx([counts, 0.6])
+    with pytest.raises(ValueError, match="give one of them"):
+        compare([finished, dataclasses.replace(finished, steps=finished.steps // 2)])
+
+
 def test_what_the_published_code_computes_stands_beside_the_papers_number():
     run = make_run(kernel="norm_relu")
     comparison = comparison_of(dataclasses.replace(run, config=vary(run.config, model={"as_released": "efficient"})))

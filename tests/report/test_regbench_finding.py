@@ -182,7 +182,7 @@ def test_a_run_that_lost_patience_was_not_interrupted():
 
 
 def test_a_run_that_lost_patience_while_its_loss_fell_is_named():
-    run = make_run(patience=10)
+    run = make_run(patience=4)
     losses = (1.5, 1.9, 1.8, 1.7, 1.6)
     early = dataclasses.replace(run, steps=155, validations=[(31 * (n + 1), loss) for n, loss in enumerate(losses)])
     note = "ended by patience while the validation loss was falling: sparsemax with 1,000 examples"

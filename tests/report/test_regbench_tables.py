@@ -1,5 +1,7 @@
 """Table 1 has the paper's layout, with its numbers below ours and a mark where they are far apart."""
 
+import dataclasses
+
 from regbench_examples import make_all_runs, make_run
 from test_tables import Cells
 
@@ -38,6 +40,28 @@ def test_an_explained_gap_has_another_mark_and_the_caption_tells_which(monkeypat
         monkeypatch.setitem(regbench_paper.EXPLAINED, (Variant("mamba", None), 1000, measure), "made up")
     assert "| **Mamba** | 50.0‡ | **30.0**‡ |" in regbench_tables.format_markdown(example())
     assert "‡ more than 2 points from the paper, explained below." in regbench_tables.describe(example())
+
+
+def test_a_run_that_was_stopped_before_its_end_has_a_mark_of_its_own_and_patience_is_no_such_stop():
+    run = make_run(0.5, 0.3, architecture="mamba", patience=10)
+    early = dataclasses.replace(run, steps=3100, validations=run.validations[:100])
+    patient = make_run(0.94, 0.33, patience=10)
+    (ended,) = compare([early, patient])
+    assert "§" not in regbench_tables.format_markdown(ended) + regbench_tables.describe(ended)
+    assert "Patience ended 1 of 2 runs, which are judged at epoch 97." in regbench_tables.describe(ended)
+    (stopped,) = compare([dataclasses.replace(early, validations=run.validations[:30]), patient])
+    row = "| **Mamba** | 50.0†§ | **30.0**†§ |"
+    assert row in regbench_tables.format_markdown(stopped)
+    assert regbench_tables.format_html(stopped).count('<span class="gap">†§</span>') == 2
+    assert regbench_tables.describe(stopped).endswith("§ of a run that was stopped before its end, as told below.")
+    assert "Patience" not in regbench_tables.describe(stopped)
+
+
+def test_only_the_cell_of_the_run_that_was_stopped_is_marked():
+    stopped = dataclasses.replace(make_run(0.94, 0.33, examples=2500), steps=1000)
+    (comparison,) = compare([make_run(0.94, 0.33), stopped])
+    line = "| **sparsemax** | 94.0 | 33.0 | 94.0§ | 33.0†§ |"
+    assert line in regbench_tables.format_markdown(comparison).splitlines()
 
 
 def test_the_caption_states_seeds_epochs_and_samples():

@@ -216,7 +216,7 @@ def list_interrupted(lines: Sequence[Line[Any, Any, Any]]) -> list[str]:
         f" {run.config.training.steps:,} steps"
         for line in lines
         for run in line.runs
-        if 0 < run.steps < run.config.training.steps and not run.failed and not _lost_patience(run)
+        if is_interrupted(run)
     ]
 
 
@@ -225,7 +225,13 @@ def _name_size(run: Run) -> str:
     return f", {examples:,} examples" if isinstance(examples, int) else ""
 
 
-def _lost_patience(run: Run) -> bool:
-    """Whether it stopped as it was told to, because its validation loss no longer fell."""
+def is_interrupted(run: Run) -> bool:
+    """Whether it has not come to its end, though it could have."""
+    return 0 < run.steps < run.config.training.steps and not run.failed and not lost_patience(run)
+
+
+def lost_patience(run: Run) -> bool:
+    """Whether it stopped before its last step as it was told to, because its validation loss no longer fell."""
     losses = [loss for _, loss in run.validations]
-    return bool(losses) and 0 < run.config.training.patience < len(losses) - losses.index(min(losses))
+    early = bool(losses) and run.steps < run.config.training.steps
+    return early and 0 < run.config.training.patience < len(losses) - losses.index(min(losses))

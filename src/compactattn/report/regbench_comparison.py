@@ -90,6 +90,10 @@ class Comparison:
             return None
         return Gap(line, size, measure, ours, theirs, paper.EXPLAINED.get((line.variant, size, measure), ""))
 
+    def is_interrupted(self, line: Line, size: int) -> bool:
+        """Whether a run behind a cell was stopped before its end."""
+        return any(lines.is_interrupted(run) for run in line.runs if _place(run)[0] == size)
+
     @cached_property
     def gaps(self) -> list[Gap]:
         """All of them, by line, size and measure."""
@@ -146,8 +150,8 @@ def count_epochs(run: Run, steps: int) -> float:
 def _read_recipe(run: Run) -> lines.Recipe:
     """What makes a line: as elsewhere, but training counts in epochs, since the columns differ in the steps of one.
 
-    Patience is no part of it: of two runs that differ in nothing else the more patient one counts, which has seen all that the
-    other has.
+    Patience is no part of it: of runs that differ in nothing else the one that has come furthest counts, which has seen all
+    that the others have.
     """
     recipe = lines.read_recipe(run)
     training = recipe["training"]
@@ -159,13 +163,19 @@ def _read_recipe(run: Run) -> lines.Recipe:
     return recipe
 
 
-def keep_patient(runs: Sequence[Run]) -> list[Run]:
-    """Of the runs of one number of examples and one seed those with the most patience; a patience of 0 has no end."""
-    patience = [run.config.training.patience or math.inf for run in runs]
-    most: dict[tuple[int, int], float] = {}
-    for run, own in zip(runs, patience, strict=True):
-        most[_place(run)] = max(most.get(_place(run), 0), own)
-    return [run for run, own in zip(runs, patience, strict=True) if own == most[_place(run)]]
+def keep_furthest(runs: Sequence[Run]) -> list[Run]:
+    """Of the runs of one number of examples and one seed those with the patience of the one that has done the most steps.
+
+    Of equal steps the more patient one counts, and a patience of 0 has no end. Two of one patience are twins, and both stay.
+    """
+    furthest: dict[tuple[int, int], Run] = {}
+    for run in sorted(runs, key=lambda run: (run.steps, _patience(run))):
+        furthest[_place(run)] = run
+    return [run for run in runs if _patience(run) == _patience(furthest[_place(run)])]
+
+
+def _patience(run: Run) -> float:
+    return run.config.training.patience or math.inf
 
 
 def _place(run: Run) -> tuple[int, int]:
@@ -173,7 +183,7 @@ def _place(run: Run) -> tuple[int, int]:
 
 
 def _make_lines(runs: list[Run], split: str) -> tuple[Line, ...]:
-    groups = [keep_patient(group) for group in lines.group(runs, _read_recipe)]
+    groups = [keep_furthest(group) for group in lines.group(runs, _read_recipe)]
     made = [_make_line(group, lines.name(group[0], groups, _read_recipe), split) for group in groups]
     return lines.sort_lines(made, paper.ROWS)
 

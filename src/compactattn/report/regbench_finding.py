@@ -11,7 +11,17 @@ from compactattn.data.automata import RegularLanguages
 from compactattn.report import regbench_paper as paper
 from compactattn.report.facts import format_duration, state_sizes
 from compactattn.report.finding import Finding
-from compactattn.report.lines import BASE, ONE_SEED, Spread, list_changes, list_doubts, list_failures, name_line, span
+from compactattn.report.lines import (
+    BASE,
+    ONE_SEED,
+    Spread,
+    list_changes,
+    list_doubts,
+    list_failures,
+    lost_patience,
+    name_line,
+    span,
+)
 from compactattn.report.regbench_comparison import MEASURES, NAMES, Comparison, Gap, Line, count_epochs
 
 SETTINGS = {  # the fields of `RegularLanguages` in words
@@ -262,8 +272,7 @@ def _list_cut(comparison: Comparison) -> list[str]:
     found = []
     for run in (run for line in comparison.lines for run in line.runs):
         last = [loss for _, loss in run.validations[-FALLING - 1 :]]
-        cut = run.config.training.patience and run.steps < run.config.training.steps
-        if cut and len(last) > FALLING and all(after < before for before, after in pairwise(last)):
+        if lost_patience(run) and len(last) > FALLING and all(after < before for before, after in pairwise(last)):
             name = f"{run.variant.label} with {run.config.data.get('examples', 0):,} examples"
             low, falls = min(loss for _, loss in run.validations), ", ".join(f"{loss:.3f}" for loss in last)
             found.append(f"{name} (the last were {falls}; the lowest was {low:.3f})")

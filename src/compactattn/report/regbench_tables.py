@@ -1,6 +1,7 @@
 """The paper's Table 1: variants down, numbers of training examples across, accuracy and TVD in per cent.
 
-The paper's number stands below ours, and a mark beside ours where the two are further apart than `regbench_paper.GAP`.
+The paper's number stands below ours, and a mark beside ours where the two are further apart than `regbench_paper.GAP`, or
+where a run was stopped before its end.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from collections.abc import Callable
 from html import escape
 
 from compactattn.report import regbench_paper as paper
-from compactattn.report.lines import span
+from compactattn.report.evaluations import Scored
+from compactattn.report.lines import lost_patience, span
 from compactattn.report.regbench_comparison import MEASURES, Comparison, Gap, Line, count_epochs
 from compactattn.report.tables import NONE, join_html, join_markdown, name_row
 
-OPEN, KNOWN = "†", "‡"
+OPEN, KNOWN, CUT = "†", "‡", "§"
 HEADS = {"accuracy": "Acc ↑", "tvd": "TVD ↓"}
 
 
@@ -28,14 +30,26 @@ def describe(comparison: Comparison) -> str:
         f"Accuracy (positions whose likeliest next token is legal; higher is better) and TVD (total variation distance to the "
         f"automaton's next-letter distribution; lower is better) on the {comparison.split} split, in per cent, by number of "
         f"training examples{best}. Ours: {seeds} {'seed' if seeds == '1' else 'seeds'}, at most {epochs} epochs, "
-        f"{samples} samples."
+        f"{samples} samples.{_state_patience(comparison)}"
     )
     if comparison.published:
         text += f" The paper: at most {paper.EPOCHS} epochs, {paper.SAMPLES:,} samples, seeds not told."
     marks = {mark_gap(gap) for gap in comparison.gaps}
     points = f"more than {100 * paper.GAP:g} points from the paper"
     text += f" {OPEN} {points}, open." if OPEN in marks else ""
-    return text + (f" {KNOWN} {points}, explained below." if KNOWN in marks else "")
+    text += f" {KNOWN} {points}, explained below." if KNOWN in marks else ""
+    cut = any(comparison.is_interrupted(line, size) for line in comparison.lines for size in line.cells)
+    return text + (f" {CUT} of a run that was stopped before its end, as told below." if cut else "")
+
+
+def _state_patience(comparison: Comparison) -> str:
+    """How many runs patience ended, and which epochs they are judged at; nothing where it ended none."""
+    runs = [run for line in comparison.lines for run in line.runs]
+    ended = [run for run in runs if lost_patience(run)]
+    rows = [row for run in ended for row in run.latest if isinstance(row, Scored) and row.split == comparison.split]
+    if not rows:
+        return ""
+    return f" Patience ended {len(ended)} of {len(runs)} runs, which are judged at epoch {span(row.epoch for row in rows)}."
 
 
 def mark_gap(gap: Gap | None) -> str:
@@ -84,16 +98,16 @@ def _tint(line: Line, size: int, measure: str) -> str:
 
 
 def _ours(comparison: Comparison, line: Line, size: int, measure: str, best: str, mark: str) -> str:
-    """Our cell; what shows the best mean of its column is set in `best`, the mark of a gap in `mark`."""
+    """Our cell; what shows the best mean of its column is set in `best`, the marks of a gap and of a stop in `mark`."""
     if size not in line.cells:
         return NONE
     spread = line.cells[size].of(measure)
     mean = f"{100 * spread.mean:.1f}"
     top = f"{100 * comparison.best(size, measure).cells[size].of(measure).mean:.1f}"
     mean = best.format(mean) if mean == top and len(comparison.lines) > 1 else mean
-    gap = mark_gap(comparison.find_gap(line, size, measure))
+    marks = mark_gap(comparison.find_gap(line, size, measure)) + (CUT if comparison.is_interrupted(line, size) else "")
     seeds = f"<sup>{100 * spread.best:.1f}</sup>" if spread.seeds > 1 else ""
-    return mean + seeds + (mark.format(escape(gap)) if gap else "")
+    return mean + seeds + (mark.format(escape(marks)) if marks else "")
 
 
 def _papers(comparison: Comparison, line: Line, size: int, measure: str) -> str:

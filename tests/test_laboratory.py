@@ -163,6 +163,13 @@ def test_models_lists_sizes_with_their_parameters(capsys):
         (["sweep", "regbench", "--models", "lstm"], "model 'lstm' is unknown; choose among mosaic"),
         (["sweep", "regbench", "--models", "gla:sparsemax"], "a gla has no kernel"),
         (["sweep", "regbench", "--search"], "--search is for one model, one number of examples and one seed, but 4, 1 and 1"),
+        (["train", "regbench", "--matched", "--layers", "2"], "size of a model, and so does --layers; leave one out"),
+        (["train", "regbench", "--matched", "--recipe", "r.json", "--heads", "2"], "and so do --recipe and --heads; leave"),
+        (["sweep", "regbench", "--matched", "--recipe", "r.json"], "and so does --recipe; leave one out"),
+        (["sweep", "regbench", "--matched", "--search", "--models", "gla"], "and so does --search; leave one out"),
+        (["sweep", "regbench", "--models", "gla,mamba", "--recipe", "r.json"], "and gla, mamba are none; leave it out"),
+        (["sweep", "regbench", "--models", "gla,mosaic", "--recipe", "nowhere.json"], "cannot read nowhere.json"),
+        (["sweep", "regbench", "--models", "mosaic", "--search", "--recipe", "r.json"], "leaves nothing to --recipe"),
         (["sweep", "regbench", "--examples", "many"], "examples 'many' do not read as whole numbers"),
         (["generate", "nowhere", "--temperature", "-1"], "temperature = -1.0"),
         (["generate", "nowhere", "--tokens", "0"], "tokens = 0"),
@@ -359,6 +366,22 @@ def test_the_readmes_sweeps_of_regbench_have_the_papers_languages(tmp_path, monk
     assert not any(job.config.data["changes"] for job in swept)
 
 
+def test_models_of_a_mosaics_size_are_trained_beside_those_of_the_benchmark(tmp_path, monkeypatch):
+    swept = []
+    monkeypatch.setattr(regbench_commands, "finish_sweep", lambda todo, *rest: swept.extend(todo))
+    monkeypatch.setattr(work, "train_run", lambda config, folder, **options: swept.append(Job(config, folder, 0)))
+    monkeypatch.chdir(tmp_path)
+    for size in ("--no-matched", "--matched"):
+        cli.main(["sweep", "regbench", "--models", "gla,mosaic", "--preset", "paper", size, "--device", "cpu"])
+        cli.main(["train", "regbench", "--model", "gla", "--preset", "paper", size, "--device", "cpu", "--no-evaluate"])
+    assert [(job.config.model.layers, job.config.model.heads, job.config.model.inner) for job in swept] == [
+        (4, 1, 0), (2, 8, 0), (4, 1, 0), (2, 8, 496), (2, 8, 0), (2, 8, 496)
+    ]  # fmt: skip
+    names = [job.folder.name for job in swept]
+    gla, mosaic, matched = "gla-1000-0", "mosaic-gaussian-1000-0", "gla-matched-1000-0"
+    assert names == [gla, mosaic, gla, matched, mosaic, matched]
+
+
 def test_a_rate_that_is_given_falls_to_a_tenth_of_itself(tmp_path, capsys):
     few = ["train", "regbench", "--examples", "64", "--epochs", "1", "--device", "cpu", "--no-evaluate", "--rate", "1e-3"]
     cli.main([*few, "--out", str(tmp_path / "run")])
@@ -371,12 +394,16 @@ def test_a_search_writes_the_recipe_with_the_lowest_validation_loss(regbench, tm
     monkeypatch.setattr(in_context, "GRID", {"decay": (0.1,), "layers": (1,), "width": (8, 16), "heads": (1,)})
     command = ["sweep", "regbench", "--examples", "64", "--epochs", "1", "--device", "cpu"]
     cli.main([*command, "--search", "--models", "mosaic:gaussian", "--jobs", "1", "--out", str(tmp_path / "search")])
-    shown = [line.split() for line in capsys.readouterr().out.splitlines() if len(line.split()) == 6 and "0.1" in line]
+    lines = capsys.readouterr().out.splitlines()
+    said = next(line for line in lines if line.startswith("The best is in"))
+    shown = [line.split() for line in lines if len(line.split()) == 6 and "0.1" in line]
     losses = [float(line[4]) for line in shown]
     assert len(losses) == 2
     assert losses == sorted(losses)
     recipe = json.loads((tmp_path / "search" / "recipe.json").read_text())
     assert recipe == {"decay": 0.1, "layers": 1, "width": int(shown[0][1]), "heads": 1}
+    path = tmp_path / "search" / "recipe.json"
+    assert said.endswith(f"use it with: compactattn sweep regbench --preset cpu-quick --device cpu --recipe {path}")
     train = ["train", "regbench", "--examples", "64", "--epochs", "1", "--device", "cpu", "--no-evaluate"]
     cli.main([*train, "--recipe", str(tmp_path / "search" / "recipe.json"), "--out", str(tmp_path / "run")])
     assert checkpoint.load_config(tmp_path / "run").model.width == recipe["width"]

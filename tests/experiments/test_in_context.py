@@ -7,7 +7,7 @@ import torch
 from compactattn.experiments import in_context
 from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.experiments.sweep import Job, finish
-from compactattn.models.language_model import build
+from compactattn.models.language_model import build, count_parameters
 from compactattn.training.checks import is_trained
 from compactattn.training.config import RunConfig, RunError, vary
 from compactattn.training.records import read_metrics
@@ -106,6 +106,18 @@ def test_every_baseline_trains(model, tmp_path):
     moved = [name for name, w in open_run(tmp_path / "run", "cpu").model.named_parameters()
              if not torch.equal(w, dict(first.named_parameters())[name])]  # fmt: skip
     assert len(moved) == len(list(first.parameters()))
+
+
+@pytest.mark.parametrize("preset", ["paper", "cpu-quick"])
+def test_models_that_match_have_about_the_parameters_of_a_mosaic_and_keep_their_recipe(preset):
+    own = {model: in_context.PRESETS[preset](model, 1000) for model in in_context.RECIPES}
+    matched = {model: in_context.match(config) for model, config in own.items()}
+    with torch.device("meta"):
+        counts = {model: count_parameters(build(config.model)) for model, config in matched.items()}
+    assert counts == pytest.approx(dict.fromkeys(counts, counts["mosaic"]), rel=0.04)
+    sizes = {name: getattr(own["gla"].model, name) for name in ("layers", "width", "heads", "inner")}
+    assert vary(matched["gla"], model=sizes) == own["gla"]
+    assert (matched["mosaic"] == own["mosaic"]) == (preset == "paper")  # whose mosaic is what the others match
 
 
 def test_the_search_space_is_the_papers_and_a_recipe_is_reused(tmp_path):

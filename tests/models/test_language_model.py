@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
+from compactattn.data.automata import RegularLanguages
 from compactattn.models import head
 from compactattn.models.block import RECURRENCES
 from compactattn.models.config import ARCHITECTURES, ModelConfig
@@ -155,8 +156,9 @@ def test_a_plain_output_starts_at_the_loss_of_chance_and_a_scaled_one_far_above(
 
 def test_a_mosaic_and_a_transformer_of_one_size_have_matching_parameter_counts():
     for size in ZOO.values():
-        small = [size.configure(architecture=kind, vocab=64, layers=1) for kind in ("mosaic", "transformer")]
-        mosaic, transformer = (count_parameters(build(config)) for config in small)
+        both = [size.configure(architecture=kind, vocab=64) for kind in ("mosaic", "transformer")]
+        with torch.device("meta"):
+            mosaic, transformer = (count_parameters(build(config)) for config in both)
         assert mosaic == pytest.approx(transformer, rel=0.02)
 
 
@@ -166,6 +168,14 @@ def test_every_architecture_of_one_size_has_about_the_parameters_of_a_mosaic(siz
         counts = {kind: count_parameters(build(ZOO[size].configure(architecture=kind))) for kind in ARCHITECTURES}
     assert all(count == pytest.approx(counts["mosaic"], rel=0.04) for count in counts.values()), counts
     assert ZOO[size].configure(architecture="gla", inner=64).inner == 64
+
+
+def test_the_transformer_of_regbenchs_size_learns_the_positions_of_the_longest_example():
+    model = ZOO["regular"].configure(architecture="transformer")
+    assert (model.positions, model.longest) == ("learned", RegularLanguages().longest)
+    assert ZOO["recall"].configure(architecture="transformer").positions == "none"
+    short = ZOO["regular"].configure(architecture="transformer", longest=64)
+    assert (short.longest, short.inner > model.inner) == (64, True)
 
 
 def test_memory_mosaics_has_2688_slots_at_the_width_of_the_language_model():

@@ -13,6 +13,7 @@ from compactattn.report import comparison as length_generalisation
 from compactattn.report import regbench_paper
 from compactattn.report.paper import Variant
 from compactattn.report.regbench_comparison import compare, count_epochs
+from compactattn.report.regbench_finding import list_departures
 from compactattn.training.config import vary
 
 SPARSEMAX, GAUSSIAN = (Variant("mosaic", parse(kernel)) for kernel in ("sparsemax", "gaussian"))
@@ -88,6 +89,19 @@ def test_what_the_published_code_computes_stands_beside_the_papers_number():
     (line,) = comparison.lines
     assert line.label == "normReLU, as released"
     assert comparison.papers_cell(line, 1000) == regbench_paper.Cell(0.843, 0.436)
+
+
+def test_a_model_of_a_mosaics_size_has_a_line_of_its_own_and_no_number_of_the_paper_beside_it():
+    own = make_run(0.82, 0.31, architecture="gla", kernel="gaussian")
+    matched = dataclasses.replace(own, config=vary(own.config, model={"inner": 496}))
+    comparison = comparison_of(own, matched)
+    assert labels(comparison) == ["GLA, inner 0", "GLA, inner 496"]
+    assert [bool(comparison.papers_cell(line, 1000)) for line in comparison.lines] == [True, False]
+    assert "Gla" not in comparison.not_run()
+    assert "Gla" in comparison_of(matched).not_run()
+    note = "of another size than the benchmark's, with no number of the paper beside them: GLA, inner 496"
+    assert note in list_departures(comparison)
+    assert not any("another size" in note for note in list_departures(comparison_of(own)))
 
 
 def test_runs_that_differ_in_more_than_the_seed_stay_apart_and_say_how():

@@ -206,7 +206,7 @@ def models(name: Positional[str] = "") -> None:
 
     Args:
         name: Of a size, to see the parameters of every architecture there. Mamba has two layers for each of the others',
-            which have an MLP; positions come on top where they are learned.
+            which have an MLP. The transformer of regular learns positions, as RegBench's does.
     """
     if name and name not in ZOO:
         raise UsageError(f"size {name!r} is unknown; choose one of {', '.join(ZOO)}")

@@ -65,6 +65,7 @@ def train_regbench(
     layers: int | None = None,
     width: int | None = None,
     heads: int | None = None,
+    matched: bool = False,
     precision: Literal["fp32", "bf16"] | None = None,
     compile: Literal["none", "parts", "whole"] | None = None,
     graph: bool | None = None,
@@ -77,7 +78,7 @@ def train_regbench(
 
     compactattn train regbench --model mosaic --kernel biweight --examples 1000
 
-    compactattn train regbench --model mamba --examples 2500 --preset paper
+    compactattn train regbench --model mamba --examples 2500 --preset paper --matched
 
     Each example holds strings of a random automaton of its own: 10 to 19 of up to 49 letters, and 4 to 12 states, as published,
     or with cpu-quick, the default, an easier task: 6 to 10 of up to 12 letters, and 4 to 6 states. The weights of the epoch
@@ -88,16 +89,19 @@ def train_regbench(
         kernel: Of a mosaic or a transformer; any of `compactattn kernels`, as in "relumax(r=2)".
         examples: Languages to train on, one example each.
         preset: cpu-quick (easier languages and a smaller model than published, minutes on two cores), gpu-short (the published
-            data and models, at most 100 epochs) or paper (200 epochs).
+            data and models, at most 100 epochs) or paper (at most 200). Both stop before that when --patience is lost.
         recipe: A recipe.json of `compactattn sweep regbench --search`, in place of the preset's size and weight decay.
         seed: Of the first weights and of the order of the examples; the languages are the same for every seed.
         epochs: At most; the preset's if not given.
-        patience: Epochs without a lower validation loss after which training stops; 0 stands for never.
+        patience: Epochs without a lower validation loss after which training stops; 0 stands for never. If not given 40 with
+            paper, 15 with gpu-short, and 0 with cpu-quick.
         rate: The highest learning rate; a tenth of it is left in the end.
         decay: Weight decay.
         layers: Number of blocks.
         width: Of the model.
         heads: Of each block.
+        matched: The depth and the parameters of a Memory Mosaic, as `compactattn models regular` lists, in place of the
+            benchmark's own sizes.
         precision: bf16 runs matrix products in bfloat16 under autocast.
         compile: torch.compile for what surrounds attention (parts) or for everything (whole).
         graph: Replay updates as a CUDA graph, faster for small models.
@@ -107,10 +111,12 @@ def train_regbench(
         tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
     """
     given = {"layers": layers, "width": width, "heads": heads}
+    if matched:
+        refuse_sizes(recipe=recipe is not None, **{name: number is not None for name, number in given.items()})
     final_rate = None if rate is None else rate / 10
     training = {"patience": patience, "rate": rate, "final_rate": final_rate, "decay": decay, "precision": precision,
                 "compile": compile, "graph": graph, "device": device}  # fmt: skip
-    config = configure(model, kernel, examples, preset, seed, epochs, recipe, given, training)
+    config = configure(model, kernel, examples, preset, seed, epochs, recipe, given, training, matched)
     folder = out or Path("runs") / in_context.NAME / name_run(config)
     train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
 
@@ -123,6 +129,7 @@ def sweep_regbench(
     preset: Preset = "cpu-quick",
     search: bool = False,
     recipe: Path | None = None,
+    matched: bool = False,
     epochs: int | None = None,
     device: str = "auto",
     jobs: int = 0,
@@ -141,9 +148,12 @@ def sweep_regbench(
         examples: Numbers of training examples separated by commas; the paper's are 1000,2500,5000,10000,20000,40000.
         seeds: How many, counted from 0.
         preset: cpu-quick, gpu-short or paper; see `compactattn train regbench --help`.
-        search: Train one model at each point of the paper's search space (weight decay, depth, width, heads: 72 runs)
-            instead, and write the point with the lowest validation loss to OUT/recipe.json.
+        search: Train one model at each point of the paper's search space (weight decay, depth, width, heads: 72 runs, or 18
+            of S4D, H3 and Mamba, which have no heads) instead, and write the point with the lowest validation loss to
+            OUT/recipe.json.
         recipe: Such a file, for every mosaic of the sweep: chosen for one kernel and reused for the others, as in the paper.
+        matched: The depth and the parameters of a Memory Mosaic, as `compactattn models regular` lists, in place of the
+            benchmark's own sizes.
         epochs: At most; the preset's if not given.
         device: auto, cpu, cuda or cuda:1.
         jobs: Runs side by side; 0 is four on a GPU, so that one compiles or evaluates while others train, and one for each
@@ -154,15 +164,11 @@ def sweep_regbench(
     numbers = list(dict.fromkeys(read_numbers(examples, "examples")))
     named = [read_variant(name) for name in split_names(models)]
     variants = list({(model, str(parse_kernel(kernel))): (model, kernel) for model, kernel in reversed(named)}.values())[::-1]
-    if not variants:
-        raise UsageError("name at least one model, as in --models mosaic:gaussian,gla")
-    if search and (len(variants), len(numbers), seeds) != (1, 1, 1):
-        raise UsageError(
-            f"--search is for one model, one number of examples and one seed, but {len(variants)}, {len(numbers)} and {seeds}"
-            " are asked for; name one, as in --search --models mosaic:gaussian --examples 1000"
-        )
+    check_sweep([model for model, _ in variants], len(numbers), seeds, search, recipe, matched)
     configs = [
-        configure(model, kernel, number, preset, seed, epochs, recipe if model == "mosaic" else None, {}, {"device": device})
+        configure(
+            model, kernel, number, preset, seed, epochs, recipe if model == "mosaic" else None, {}, {"device": device}, matched
+        )
         for seed in range(seeds)
         for number in numbers
         for model, kernel in variants
@@ -176,7 +182,7 @@ def sweep_regbench(
     if search:
         diverged = finish_jobs(todo, jobs)
         if found := [job for number, job in enumerate(todo) if number not in diverged]:
-            print_search(found, out)
+            print_search(found, out, preset)
             conclude(note_languages(configs[0]))
         complain(diverged, todo)
     else:
@@ -188,9 +194,9 @@ def sweep_regbench(
 
 def configure(
     model: str, kernel: str, examples: int, preset: str, seed: int, epochs: int | None, recipe: Path | None,
-    given: Mapping[str, Any], training: Mapping[str, Any],
+    given: Mapping[str, Any], training: Mapping[str, Any], matched: bool = False,
 ) -> RunConfig:  # fmt: skip
-    """The preset with the recipe and then with what was asked for in place of its own; what is None stays."""
+    """The preset with the recipe or a mosaic's size, then with what was asked for in place of its own; what is None stays."""
     kernel = read_kernel(kernel)
     if kernel != "gaussian" and model not in in_context.WITH_KERNEL:
         raise UsageError(
@@ -205,6 +211,8 @@ def configure(
             base = vary(base, training={"steps": steps, "warmup": steps // 10})
         if recipe is not None:
             base = in_context.apply_recipe(base, recipe)
+        if matched:
+            base = in_context.match(base)
         return vary(
             base,
             seed=seed,
@@ -213,6 +221,30 @@ def configure(
         )
     except ValueError as error:
         raise UsageError(str(error)) from error
+
+
+def check_sweep(models: Sequence[str], sizes: int, seeds: int, search: bool, recipe: Path | None, matched: bool) -> None:
+    """Refuses options of a sweep that do not go together."""
+    if not models:
+        raise UsageError("name at least one model, as in --models mosaic:gaussian,gla")
+    if search and (len(models), sizes, seeds) != (1, 1, 1):
+        raise UsageError(
+            f"--search is for one model, one number of examples and one seed, but {len(models)}, {sizes} and {seeds}"
+            " are asked for; name one, as in --search --models mosaic:gaussian --examples 1000"
+        )
+    if search and recipe is not None:
+        raise UsageError("--search tries every size and weight decay, which leaves nothing to --recipe; give one of them")
+    if matched:
+        refuse_sizes(recipe=recipe is not None, search=search)
+    if recipe is not None and "mosaic" not in models:
+        raise UsageError(f"--recipe is for the mosaics of a sweep, and {', '.join(models)} are none; leave it out")
+
+
+def refuse_sizes(**given: bool) -> None:
+    """Refuses beside --matched the options that set a size too, each given as name=whether it is there."""
+    if found := [f"--{name}" for name, there in given.items() if there]:
+        do = "does" if len(found) == 1 else "do"
+        raise UsageError(f"--matched sets the size of a model, and so {do} {' and '.join(found)}; leave one out")
 
 
 def read_variant(name: str) -> tuple[str, str]:
@@ -244,7 +276,8 @@ def name_run(config: RunConfig) -> str:
     """A folder's name for people; nothing is ever read out of it."""
     model = config.model
     kernel = [re.sub(r"[^A-Za-z0-9.]+", "-", model.kernel).strip("-")] if model.architecture in in_context.WITH_KERNEL else []
-    return "-".join([model.architecture, *kernel, str(config.data["examples"]), str(config.seed)])
+    matched = ["matched"] if model.inner else []
+    return "-".join([model.architecture, *kernel, *matched, str(config.data["examples"]), str(config.seed)])
 
 
 def name_point(config: RunConfig) -> str:
@@ -287,7 +320,7 @@ def print_sweep(todo: Sequence[Job]) -> None:
     console().print(table)
 
 
-def print_search(todo: Sequence[Job], out: Path) -> None:
+def print_search(todo: Sequence[Job], out: Path, preset: str) -> None:
     """The points of the search space, the best first, which is also written down."""
     ranked = sorted(todo, key=lambda job: in_context.best_validation(job.folder).loss)
     table = Table("layers", "width", "heads", "decay", "validation loss", "parameters", box=box.SIMPLE_HEAD, show_edge=False)
@@ -300,7 +333,9 @@ def print_search(todo: Sequence[Job], out: Path) -> None:
     console().print(table)
     path = out / "recipe.json"
     path.write_text(json.dumps(in_context.write_recipe(ranked[0].config), indent=2) + "\n")
-    print(f"\nThe best is in {path}; use it with: compactattn sweep regbench --recipe {shlex.quote(str(path))}")
+    device = todo[0].device
+    same = f"--preset {preset}{'' if device == 'auto' else f' --device {shlex.quote(device)}'}"
+    print(f"\nThe best is in {path}; use it with: compactattn sweep regbench {same} --recipe {shlex.quote(str(path))}")
 
 
 def answer(run: Path, asked: Asked) -> None:

@@ -23,6 +23,7 @@ from compactattn.evaluation.regbench import Score, evaluate, evaluate_predictor
 from compactattn.experiments.runs import open_run, read_data, read_evaluation, write_evaluation
 from compactattn.models.config import ModelConfig
 from compactattn.models.language_model import build
+from compactattn.models.zoo import ZOO
 from compactattn.training.config import RunConfig, RunError, TrainingConfig, vary
 from compactattn.training.loop import Summary, train
 from compactattn.training.records import read_metrics
@@ -139,6 +140,17 @@ def list_grid(config: RunConfig) -> Iterator[RunConfig]:
         point = dict(zip(grid, values, strict=True))
         sizes = {name: value for name, value in point.items() if name != "decay"}
         yield vary(config, model=sizes, training={"decay": point["decay"]})
+
+
+def match(config: RunConfig) -> RunConfig:
+    """The config with the size that `compactattn models regular` lists: the parameters of a Memory Mosaic for any model.
+
+    Weight decay, dropout and all else stay the recipe's.
+    """
+    given = {"architecture": config.model.architecture, "vocab": config.model.vocab}
+    longest = {"longest": config.model.longest} if config.model.longest else {}
+    size = ZOO["regular"].configure(**given, **longest)
+    return vary(config, model={name: getattr(size, name) for name in ("layers", "width", "heads", "inner")})
 
 
 def write_recipe(config: RunConfig) -> dict[str, Any]:

@@ -77,8 +77,13 @@ class Comparison:
         """Whether these are the benchmark's languages and its test split, so that the paper's numbers may stand beside ours."""
         return not self.changes and self.split == SPLIT
 
+    def papers_row(self, line: Line) -> paper.Row | None:
+        """The row of the paper's table that a line makes; none where languages, split or the width inside are others."""
+        benchmarks = self.published and not line.runs[0].config.model.inner
+        return paper.ROWS.get(replace(line.variant, as_released="")) if benchmarks else None
+
     def papers_cell(self, line: Line, size: int) -> paper.Cell | None:
-        row = paper.ROWS.get(replace(line.variant, as_released="")) if self.published else None
+        row = self.papers_row(line)
         return None if row is None else row.cells.get(size)
 
     def find_gap(self, line: Line, size: int, measure: str) -> Gap | None:
@@ -115,7 +120,7 @@ class Comparison:
         """The rows of the paper's table that no run here makes, and the numbers of examples that none was trained on."""
         if not self.published:
             return []
-        ours = {line.variant for line in self.lines} | {run.variant for run in self.failed}
+        ours = {line.variant for line in self.lines if self.papers_row(line)} | {run.variant for run in self.failed}
         sizes = [f"{size:,} examples" for size in paper.SIZES if size not in self.sizes]
         return [row.name for variant, row in paper.ROWS.items() if variant not in ours] + sizes
 

@@ -261,6 +261,8 @@ def list_departures(comparison: Comparison) -> list[str]:
         "samples of a test": ([n for line in comparison.lines for n in line.samples], (paper.SAMPLES,)),
     }
     notes += list_changes(ours)
+    if matched := [line.label for line in comparison.lines if line.runs[0].config.model.inner]:
+        notes.append(f"of another size than the benchmark's, with no number of the paper beside them: {'; '.join(matched)}")
     if patience := {training.patience for training in trainings if training.patience}:
         notes.append(f"training stops {span(patience)} epochs after its lowest validation loss; the paper has no such stop")
     notes += _list_cut(comparison)

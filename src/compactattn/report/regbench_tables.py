@@ -78,7 +78,7 @@ def format_html(comparison: Comparison, colour: Callable[[Line], str] = lambda l
 
 
 def _format_row(comparison: Comparison, line: Line, colour: str) -> str:
-    row = paper.ROWS.get(line.variant) if comparison.published else None
+    row = comparison.papers_row(line)
     cells = []
     for size in comparison.sizes:
         for measure in MEASURES:

@@ -362,7 +362,7 @@ def test_the_readmes_sweeps_of_regbench_have_the_papers_languages(tmp_path, monk
     monkeypatch.chdir(tmp_path)
     for command in commands:
         cli.main(command)
-    assert len(swept) == 4 * 3 * 3 + 72
+    assert len(swept) == 4 * 3 * 3 + 3 + 72
     assert not any(job.config.data["changes"] for job in swept)
 
 

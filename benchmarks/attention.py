@@ -20,7 +20,11 @@ from compactattn.bench.results import Row, format_markdown
 
 TOKENS, HEADS = 8192, 8  # batch · length, and heads
 LENGTHS, HEAD_DIMS, REGIMES = (512, 2048, 8192), (16, 64), ("mild", "local")
-KERNELS = ("gaussian", "sparsemax", "biweight", "triweight", "relumax", "norm_relu", "topk_softmax(32)")
+NEAREST, UNEVEN = (
+    ("topk_softmax(32)",),
+    ("entmax(1.2)", "entmax(1.75)", "relumax(2.5)"),
+)  # longer: a sort, powers
+KERNELS = ("gaussian", "sparsemax", "biweight", "triweight", "relumax", "norm_relu", *NEAREST, *UNEVEN)
 PEER = "scaled_dot_product_attention"
 CHECKED = 512  # tokens of a sample on which errors are measured
 Call = Callable[[Inputs], Tensor]
@@ -89,15 +93,13 @@ def summary() -> str:
     peers = {_place(row): float(row["both_median_ms"]) for row in rows if row["contestant"] == PEER}
     ours = [row for row in rows if row["contestant"] != PEER]
     shares = [(row["kernel"], float(row["both_median_ms"]) / peers[_place(row)]) for row in ours]
-    ranges = [
-        f"{min(found):.2f} to {max(found):.2f}"
-        for nearest in (False, True)
-        for found in [[share for kernel, share in shares if kernel.startswith("topk") == nearest]]
-    ]
+    usual = [kernel for kernel in KERNELS if kernel not in (*NEAREST, *UNEVEN)]
+    groups = ([share for kernel, share in shares if kernel in group] for group in (usual, NEAREST, UNEVEN))
+    ranges = [f"{min(found):.2f} to {max(found):.2f}" if found else "an unknown share" for found in groups]
     return (
         f"attend() on a CPU, fp32, causal, forward + backward, takes {ranges[0]} of the time of PyTorch's own softmax\n"
-        "(`scaled_dot_product_attention`), over kernels, lengths of 512 to 8,192 and head dims of 16 and 64; "
-        f"top-k {ranges[1]}."
+        f"(`scaled_dot_product_attention`), over {len(usual)} kernels, lengths of 512 to 8,192 and head dims of 16 and 64;\n"
+        f"top-k {ranges[1]}, entmax and ReLUmax of other orders than r = 1, 2, 3 {ranges[2]}."
     )
 
 

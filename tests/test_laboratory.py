@@ -21,6 +21,8 @@ from compactattn.experiments import in_context
 from compactattn.experiments import length_generalisation as length_gen
 from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.sweep import Job, finish
+from compactattn.models.language_model import LanguageModel
+from compactattn.report.runs import read_run
 from compactattn.training import checkpoint
 from compactattn.training.config import vary
 from compactattn.training.records import read_metrics
@@ -208,6 +210,39 @@ def test_a_report_that_fails_leaves_no_folder_behind(tmp_path, capsys):
         assert not (tmp_path / "report").exists()
 
 
+def test_a_run_that_was_stopped_is_told_so_until_it_has_come_to_its_end(tmp_path, capsys, monkeypatch):
+    learn, folder, steps = LanguageModel.loss, tmp_path / "stopped", []
+
+    def stop(self, *batch):
+        steps.append(len(steps) + 1)
+        if len(steps) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return learn(self, *batch)
+
+    monkeypatch.setattr(LanguageModel, "loss", stop)
+    with pytest.raises(SystemExit):
+        cli.main(["train", "length-gen", *TINY, "--out", str(folder)])
+    assert (steps, read_run(folder).steps) == ([1, 2, 3], 3)
+    told = f"{folder} has come to step 3 of 6; it goes on with compactattn resume {folder}"
+    assert "first go on with what was stopped" in refuse(["report", str(folder), "--out", str(tmp_path / "r")], capsys)
+    test = ["evaluate", str(folder), "--lengths", "16", "--samples", "4", "--device", "cpu"]
+    for command in (test, ["generate", str(folder), "--tokens", "3", "--device", "cpu"]):
+        cli.main(command)
+        assert told in capsys.readouterr().err
+    cli.main(["resume", str(folder), "--no-evaluate"])
+    cli.main(test)
+    assert "has come to step" not in capsys.readouterr().err
+
+
+def test_a_sweep_tells_models_by_their_whole_names(tmp_path, capsys):
+    config = in_context.PRESETS["cpu-quick"]("mosaic", 64)
+    kernels = "relumax(r=2, b=1)", "relumax(r=2, b=2)"
+    configs = [vary(config, model={"kernel": kernel}) for kernel in kernels]
+    regbench_commands.print_sweep([Job(each, tmp_path / str(n), 0) for n, each in enumerate(configs)])
+    shown = capsys.readouterr().out
+    assert all(f"mosaic:{kernel} " in shown for kernel in kernels)
+
+
 def test_a_report_that_cannot_be_written_is_told_in_one_sentence(tmp_path, capsys):
     (tmp_path / "file").touch()
     said = refuse(["report", str(RESULTS / "demo"), "--out", str(tmp_path / "file")], capsys)
@@ -379,7 +414,7 @@ def test_models_of_a_mosaics_size_are_trained_beside_those_of_the_benchmark(tmp_
     ]  # fmt: skip
     names = [job.folder.name for job in swept]
     gla, mosaic, matched = "gla-1000-0", "mosaic-gaussian-1000-0", "gla-matched-1000-0"
-    assert names == [gla, mosaic, gla, matched, mosaic, matched]
+    assert names == [gla, mosaic, gla, matched, "mosaic-gaussian-matched-1000-0", matched]
 
 
 def test_a_rate_that_is_given_falls_to_a_tenth_of_itself(tmp_path, capsys):

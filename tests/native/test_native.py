@@ -25,12 +25,21 @@ def test_output_readout_and_gradients_are_those_of_the_definition(kernel, shape,
     assert excess <= 1, name
 
 
-UNEVEN = ["entmax(1.05)", "entmax(1.99999999)", "entmax(r=1e4)", "relumax(2.5)", "rectified(1.5)", "topk_rectified(6, 2.5)"]
+UNEVEN = [
+    "entmax(1.05)", "entmax(1.99999999)", "entmax(r=1e4)", "relumax(2.5)", "rectified(1.5)", "topk_rectified(6, 2.5)",
+    "margin(1e-50)", "truncated_gaussian(1e-50)",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kernel", [*UNEVEN, "topk_softmax(50)", f"topk_biweight({2**63})"])
 def test_powers_that_are_no_whole_numbers_and_large_k(kernel):
     assert worst_excess(draw(SHAPES["long"]), kernel, Causal())[0] <= 1
+
+
+@pytest.mark.parametrize("kernel", ["gaussian", "relumax"])
+def test_sums_over_many_queries_keep_their_digits(kernel):
+    inputs = draw((8192, 48, 8, 8, 6, 5))
+    assert worst_excess(inputs._replace(do=inputs.do + 1), kernel, None)[0] <= 0.5
 
 
 @pytest.mark.parametrize("sharp", [1e-3, 30.0, 1e4])
@@ -67,6 +76,14 @@ def test_a_row_hangs_on_no_later_key_and_no_other_row(kernel):
     assert torch.equal(attend(q, k, v, kernel, scale=inputs.scale, mask=Causal(), backend="native"), whole[1:])
     rows = attend(inputs.q[:, :, 5:6], *inputs[1:3], kernel, scale=inputs.scale, mask=Causal(start=5), backend="native")
     assert torch.equal(rows, whole[:, :, 5:6])
+
+
+@pytest.mark.parametrize("kernel", ONE_OF_EACH)
+def test_a_gradient_hangs_on_no_other_sample(kernel):
+    inputs = draw((150, 150, 4, 2, 16, 8))
+    whole = run(inputs, kernel, Causal())
+    alone = run(inputs._replace(**{name: getattr(inputs, name)[1:] for name in ("q", "k", "v", "do")}), kernel, Causal())
+    assert all(torch.equal(alone[name], whole[name][1:]) for name in ("dq", "dk", "dv"))
 
 
 @pytest.mark.parametrize("shape", [(70, 70, 4, 2, 16, 8), (300, 300, 1, 1, 16, 8)])
@@ -144,13 +161,6 @@ def test_weights_of_transposed_scores_compile():
     assert torch.equal(found, s.grad)
 
 
-def test_gradients_of_parts_fit_a_bound():
-    x = torch.empty(1, 1, 1, 128).expand(1, 1, 2**17, 128)
-    view = View.everything((1, 1, 512, 2**17), x.device)
-    parts = launch.Prepared(x[:, :, :512], x, x, torch.ones(1), view, (2.0, "normalising", 0.0), None).parts
-    assert 1 <= parts * 4 * 2**17 * 256 <= launch.MOST_PARTS_BYTES
-
-
 def test_nothing_is_held_for_every_pair_of_a_query_and_a_key():
     length, x = 4096, torch.ones(1, 2, 4096, 8)
     view = View.everything((1, 2, length, length), x.device)
@@ -217,6 +227,13 @@ def test_without_a_compiler_the_reference_does_the_work_and_that_is_said_once(fr
     warnings = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1
     assert "several times as long" in warnings[0]
+
+
+def test_a_compiler_that_fails_without_a_word_is_told(fresh, monkeypatch):
+    (fresh / "cc").write_text("#!/bin/sh\necho >&2\nexit 3\n")
+    (fresh / "cc").chmod(0o755)
+    monkeypatch.setenv("CC", str(fresh / "cc"))
+    assert "fails (exit status 3); name another in CC" in build.lack_library()
 
 
 def test_a_folder_that_cannot_be_written_is_told(fresh, monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +22,7 @@ from compactattn.data.sources import TextFile
 from compactattn.evaluation.exact_match import MODES, Mode
 from compactattn.experiments import in_context, language_modelling, length_generalisation
 from compactattn.experiments.registry import experiment_of
-from compactattn.experiments.runs import read_evaluation
+from compactattn.experiments.runs import read_evaluation, read_failure
 from compactattn.experiments.storytelling import Wish
 from compactattn.models.config import ARCHITECTURES
 from compactattn.models.generation import Sampling
@@ -100,6 +102,7 @@ def evaluate(
         if value != usual[name] and name not in commands.OPTIONS:
             owners = " and ".join(other.TITLE for other in COMMANDS.values() if name in other.OPTIONS)
             raise UsageError(f"--{name.replace('_', '-')} is for {owners}, and {run} is a run of {commands.TITLE}")
+    _note_unfinished(run)
     commands.evaluate_and_show(run, device, **{name: given[name] for name in commands.OPTIONS})
 
 
@@ -177,6 +180,7 @@ def generate(
         commands = _commands_of(run)
         if temperature is None:
             sampling = replace(sampling, temperature=commands.TEMPERATURE)
+        _note_unfinished(run)
         commands.answer(run, Asked(prompts, Wish(tokens, sampling, seed, stop), device, samples, save, longest_prompt))
     except ValueError as error:  # as where learned positions come to their end
         raise UsageError(str(error)) from error
@@ -191,6 +195,14 @@ def read_prompts(path: Path | None) -> list[str]:
     if not (prompts := [line for line in lines if line.strip()]):
         raise ValueError(f"there is no prompt in {str(path)!r}; write one in each line")
     return prompts
+
+
+def _note_unfinished(run: Path) -> None:
+    """Says so on stderr where a run has not come to its end, though it could."""
+    config = checkpoint.load_config(run)
+    if checkpoint.exists(run) and not is_trained(run, config) and not read_failure(run):
+        done, go_on = f"{checkpoint.step_of(run):,} of {config.training.steps:,}", f"compactattn resume {shlex.quote(str(run))}"
+        print(f"compactattn: {run} has come to step {done}; it goes on with {go_on}", file=sys.stderr)
 
 
 def _commands_of(run: Path) -> Any:

@@ -129,6 +129,8 @@ def train_lm(
     given = {"dropout": dropout, "width": width, "heads": heads, "output": output}
     training = {"steps": steps, "batch": batch, "rate": rate, "final_rate": final_rate, "keep": keep, "precision": precision,
                 "accumulation": accumulation, "compile": compile, "graph": graph, "device": device}  # fmt: skip
+    counts = {"layers": layers, "steps": steps, "batch": batch, "length": length, "width": width, "heads": heads}
+    require_counts(**{name: (count, 1) for name, count in counts.items() if count is not None})
     choose_device(device)  # before stories are prepared
     kernel = read_kernel(KERNELS[model] if kernel is None else kernel)
     config = configure(open_corpus(data), preset, model, kernel, layers, seed, length, given, training)

@@ -27,6 +27,7 @@ from compactattn.cli.work import (
     finish_sweep,
     fit_to_machine,
     has_gpu,
+    name_model,
     note_positions,
     progress,
     read_numbers,
@@ -100,13 +101,13 @@ def train_regbench(
         layers: Number of blocks.
         width: Of the model.
         heads: Of each block.
-        matched: The depth and the parameters of a Memory Mosaic, as `compactattn models regular` lists, in place of the
-            benchmark's own sizes.
+        matched: The sizes that `compactattn models regular` lists in place of the preset's: the depth and the parameters of
+            a Memory Mosaic of width 128 for every model (Mamba, whose blocks have no MLP, has twice the layers).
         precision: bf16 runs matrix products in bfloat16 under autocast.
         compile: torch.compile for what surrounds attention (parts) or for everything (whole).
         graph: Replay updates as a CUDA graph, faster for small models.
         device: auto, cpu, cuda or cuda:1.
-        out: The run's folder; by default runs/regbench/MODEL-KERNEL-EXAMPLES-SEED.
+        out: The run's folder; by default runs/regbench/MODEL-KERNEL-EXAMPLES-SEED, with "matched" after the kernel.
         evaluate: Test the model on the held-out languages.
         tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
     """
@@ -117,7 +118,7 @@ def train_regbench(
     training = {"patience": patience, "rate": rate, "final_rate": final_rate, "decay": decay, "precision": precision,
                 "compile": compile, "graph": graph, "device": device}  # fmt: skip
     config = configure(model, kernel, examples, preset, seed, epochs, recipe, given, training, matched)
-    folder = out or Path("runs") / in_context.NAME / name_run(config)
+    folder = out or Path("runs") / in_context.NAME / name_run(config, matched)
     train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
 
 
@@ -152,8 +153,8 @@ def sweep_regbench(
             of S4D, H3 and Mamba, which have no heads) instead, and write the point with the lowest validation loss to
             OUT/recipe.json.
         recipe: Such a file, for every mosaic of the sweep: chosen for one kernel and reused for the others, as in the paper.
-        matched: The depth and the parameters of a Memory Mosaic, as `compactattn models regular` lists, in place of the
-            benchmark's own sizes.
+        matched: The sizes that `compactattn models regular` lists in place of the preset's: the depth and the parameters of
+            a Memory Mosaic of width 128 for every model (Mamba, whose blocks have no MLP, has twice the layers).
         epochs: At most; the preset's if not given.
         device: auto, cpu, cuda or cuda:1.
         jobs: Runs side by side; 0 is four on a GPU, so that one compiles or evaluates while others train, and one for each
@@ -177,7 +178,7 @@ def sweep_regbench(
         configs = list(in_context.list_grid(configs[0]))
     prepare_folder(out)
     warn_of_preset(preset, device)
-    todo = [Job(config, out / (name_point(config) if search else name_run(config)), 0, device) for config in configs]
+    todo = [Job(config, out / (name_point(config) if search else name_run(config, matched)), 0, device) for config in configs]
     jobs = jobs or min(len(todo), 4 if has_gpu(device) else os.cpu_count() or 1)
     if search:
         diverged = finish_jobs(todo, jobs)
@@ -272,12 +273,12 @@ def note_languages(config: RunConfig) -> str:
     )
 
 
-def name_run(config: RunConfig) -> str:
+def name_run(config: RunConfig, matched: bool = False) -> str:
     """A folder's name for people; nothing is ever read out of it."""
     model = config.model
     kernel = [re.sub(r"[^A-Za-z0-9.]+", "-", model.kernel).strip("-")] if model.architecture in in_context.WITH_KERNEL else []
-    matched = ["matched"] if model.inner else []
-    return "-".join([model.architecture, *kernel, *matched, str(config.data["examples"]), str(config.seed)])
+    size = ["matched"] if matched else []
+    return "-".join([model.architecture, *kernel, *size, str(config.data["examples"]), str(config.seed)])
 
 
 def name_point(config: RunConfig) -> str:
@@ -315,7 +316,7 @@ def print_sweep(todo: Sequence[Job]) -> None:
         shown = ["–"] * 3
         if row := next((row for row in read_evaluation(job.folder) if row["split"] == "test"), None):
             shown = [f"{100 * row['right'] / row['positions']:.1f}", f"{100 * row['tvd']:.1f}", f"{row['epoch']:.0f}"]
-        name = describe(job.config).split(",")[0]
+        name = name_model(job.config.model, job.config.model.architecture in in_context.WITH_KERNEL)
         table.add_row(name, f"{job.config.data['examples']:,}", str(job.config.seed), *shown)
     console().print(table)
 

@@ -316,9 +316,13 @@ def _look_into(folder: Path, example: tuple[list[int], list[str]], device: str) 
     )  # fmt: skip
 
 
+def name_model(model: ModelConfig, has_kernel: bool = True) -> str:
+    return f"{model.architecture}{f':{model.kernel}' if has_kernel else ''}"
+
+
 def describe_model(model: ModelConfig, has_kernel: bool = True) -> str:
     layers = f"{model.layers} {'layer' if model.layers == 1 else 'layers'}"
-    return f"{model.architecture}{f':{model.kernel}' if has_kernel else ''}, {layers}, width {model.width}"
+    return f"{name_model(model, has_kernel)}, {layers}, width {model.width}"
 
 
 def note_positions(written: int, wished: int, longest: int) -> None:

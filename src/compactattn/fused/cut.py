@@ -58,6 +58,8 @@ def choose_cut(
         m = min(64, to_power(queries))
         return Cut(*(Blocks(m, 64, 8 if m == 64 else 4, 2 if width <= 128 else 1) for _ in range(4)))
     least = Blocks(64, 64, 4, 2, 128)
+    if width > 64 and not roomy:  # of keys two at a time, with a mask that is a tensor, are 105 KiB
+        return Cut(least, Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 1))
     if width > 64:
         return Cut(least, Blocks(64, 64, 4, 3), Blocks(64, 64, 4, 2), Blocks(64, 64, 4, 2))
     by_key = Blocks(64, 64, 4, 3, 168 if even else 255)

@@ -25,6 +25,7 @@
 #define ROWS 4             /* queries that share what is read of keys and values */
 #define TILE (2 * LANES)   /* keys that are computed or left out together */
 #define RUN 64             /* queries of a piece of work */
+#define LONG_RUN 128       /* the same backward, where what a piece gives to dk and dv has to join the rest */
 #define CHUNK (16 * LANES) /* numbers that are summed in fp32, 16 a lane, since equal ones err alike; their sums are added in fp64 */
 #define FLUSH 16           /* tiles that are summed before they join the rest */
 #define INLINE static inline __attribute__((always_inline))
@@ -49,11 +50,11 @@ typedef struct {
     const float *dout;                   /* (B, H, Q, E) */
     float *out, *reach, *threshold;      /* (B, H, Q, E), (B, H, queries) twice; what is not wanted is NULL */
     int32_t *support;                    /* (B, H, queries) */
-    float *dq, *dk, *dv;                 /* (B, H, Q, D), (parts, B, G, K, D | E) of zeros */
-    double *dscale;                      /* (parts, B, H) */
+    float *dq, *dk, *dv;                 /* (B, H, Q, D), (B, G, K, D | E) of zeros */
+    double *dscale;                      /* (B, H) of zeros */
     int64_t bias_strides[4], allowed_strides[4];
     int64_t batch, heads, key_heads, queries, rows, keys, dim, width, samples_seen; /* rows = Q; samples_seen = 1 | B of a View */
-    int64_t parts, threads;
+    int64_t threads;
     Kernel kernel;
     float boost;                         /* 1 / (1 − p) of dropout */
     uint32_t limit;                      /* of the hash, under which a weight is dropped */
@@ -440,7 +441,7 @@ INLINE void mix_columns(const Block *b, const float *w, int64_t keys, const floa
                 for (int i = 0; i < ROWS; i++) sum[i][n] += weight[i * keys] * *(const vec *)(x + n * LANES);
         if (t + 1 == b->held || b->tiles[t] / FLUSH != b->tiles[t + 1] / FLUSH)
             for (int i = 0; i < ROWS; i++)
-                for (int n = 0; n < wide; n++) total[i][n] += sum[i][n], sum[i][n] *= 0.0f;
+                for (int n = 0; n < wide; n++) total[i][n] += sum[i][n], sum[i][n] = (vec){0};
     }
     for (int i = 0; i < ROWS; i++)
         for (int n = 0; n < wide; n++) *(vec *)(out + i * dim + col + n * LANES) = total[i][n];
@@ -621,21 +622,31 @@ void attend(const Call *c) {
     }
 }
 
-/* A part takes every parts-th block of queries of a sample and key head, so that no two write to the same gradient. */
+/* x += y, and y becomes 0 again, over the tiles from `first` to `last` */
+static void join(float *x, float *y, int64_t dim, int64_t first, int64_t last) {
+#pragma omp simd
+    for (int64_t n = first * TILE * dim; n < last * TILE * dim; n++) x[n] += y[n], y[n] = 0.0f;
+}
+
+/* A piece is LONG_RUN queries of all heads that share their keys. What it gives to dk, dv and dscale is summed apart and joins
+   the rest in the order of the pieces: long sums keep their digits, and neither the threads nor the batch decide their bits. */
 void attend_backward(const Call *c) {
-    int64_t pieces = c->parts * c->batch * c->key_heads, share = c->heads / c->key_heads;
+    int64_t places = c->batch * c->key_heads, pieces = (c->rows + LONG_RUN - 1) / LONG_RUN * places, share = c->heads / c->key_heads;
 #pragma omp parallel num_threads(c->threads)
     {
         Block b = make_block(c);
         float *scaled = malloc(sizeof(float) * ROWS * c->dim);
-#pragma omp for schedule(dynamic, 1)
+        float *dk = calloc(c->keys * c->dim, sizeof(float)), *dv = calloc(c->keys * c->width, sizeof(float));
+        double *dscale = malloc(sizeof(double) * share);
+#pragma omp for ordered schedule(dynamic, 1)
         for (int64_t piece = 0; piece < pieces; piece++) {
-            int64_t part = piece / (c->batch * c->key_heads), place = piece % (c->batch * c->key_heads), sample = place / c->key_heads;
+            int64_t place = piece % places, sample = place / c->key_heads, first = c->keys / TILE, last = 0;
+            int64_t start = piece / places * LONG_RUN, end = start + LONG_RUN < c->rows ? start + LONG_RUN : c->rows;
             const float *keys = c->k + place * c->keys * c->dim, *v_tiles = c->v_tiles + place * c->keys * c->width;
-            float *dk = c->dk + piece * c->keys * c->dim, *dv = c->dv + piece * c->keys * c->width;
-            for (int64_t head = place % c->key_heads * share; head < (place % c->key_heads + 1) * share; head++) {
-                double dscale = 0.0;
-                for (int64_t q = part * ROWS; q < c->rows; q += c->parts * ROWS) {
+            for (int64_t turn = 0; turn < share; turn++) {
+                int64_t head = place % c->key_heads * share + turn;
+                dscale[turn] = 0.0;
+                for (int64_t q = start; q < end; q += ROWS) {
                     int64_t row = (sample * c->heads + head) * c->rows + q;
                     const float *x = c->q + row * c->dim, *dout = c->dout + row * c->width;
                     float *dq = c->dq + row * c->dim;
@@ -648,23 +659,32 @@ void attend_backward(const Call *c) {
                         float *w = b.w + i * c->keys + lo, *d = b.d + i * c->keys + lo;
                         thin(c, d, n, fate, lo);
                         double dtheta = pull(&c->kernel, w, b.spare, d, n, &b.rows[i]);
-                        if (c->kernel.rule == FIXED) dscale += dtheta; /* θ is measured from a perfect match, whose score is the scale */
+                        if (c->kernel.rule == FIXED) dscale[turn] += dtheta; /* θ is measured from a perfect match, whose score is the scale */
                         thin(c, w, n, fate, lo);
                     }
                     for (int i = 0; i < ROWS; i++) clear_unseen(&b, i, b.d + i * c->keys);
                     mix(&b, b.d, c->keys, keys, c->dim, dq);
                     for (int64_t n = 0; n < ROWS * c->dim; n++) {
-                        dscale += (double)dq[n] * x[n];
+                        dscale[turn] += (double)dq[n] * x[n];
                         dq[n] *= c->scale[head];
                         scaled[n] = x[n] * c->scale[head];
                     }
                     spread(&b, b.d, c->keys, scaled, c->dim, dk);
                     spread(&b, b.w, c->keys, dout, c->width, dv);
+                    if (b.held) {
+                        first = b.tiles[0] < first ? b.tiles[0] : first;
+                        last = b.tiles[b.held - 1] + 1 > last ? b.tiles[b.held - 1] + 1 : last;
+                    }
                 }
-                c->dscale[(part * c->batch + sample) * c->heads + head] = dscale;
+            }
+#pragma omp ordered
+            {
+                join(c->dk + place * c->keys * c->dim, dk, c->dim, first, last);
+                join(c->dv + place * c->keys * c->width, dv, c->width, first, last);
+                for (int64_t turn = 0; turn < share; turn++) c->dscale[place * share + turn] += dscale[turn];
             }
         }
-        free(scaled);
+        free(dk), free(dv), free(dscale), free(scaled);
         free_block(&b);
     }
 }

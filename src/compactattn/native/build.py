@@ -104,7 +104,8 @@ def _run(command: list[str]) -> str:
             command, capture_output=True, encoding="utf-8", errors="replace", timeout=MOST_SECONDS, check=True
         )
     except subprocess.CalledProcessError as error:
-        lines = (error.stderr or error.stdout or f"exit status {error.returncode}").strip().splitlines()
+        told = (error.stderr.strip() or error.stdout.strip()).splitlines()
+        lines = told or [f"exit status {error.returncode}"]
         complaint = next((line for line in lines if "error" in line), lines[0])
         raise CannotBuild(f"the C compiler '{command[0]}' fails ({complaint}); name another in CC") from None
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -24,10 +24,8 @@ from compactattn.rows import WHOLE, Pull
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Code = tuple[float, str, float]  # a kernel as kernels.encode writes it
-FLOAT_MAX = torch.finfo(torch.float32).max
+FLOAT_MAX, FLOAT_MIN = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 KINDS = (0.0, *WHOLE, math.nan, math.inf)  # of r, as attend.c numbers them; NaN stands for all others
-ENOUGH_PARTS = 16  # samples × heads of keys that keep all cores busy backward; fewer are cut further
-MOST_PARTS_BYTES = 2**28  # of dk and dv, which each part has of its own
 
 
 class Kernel(ctypes.Structure):
@@ -40,7 +38,8 @@ class Kernel(ctypes.Structure):
         r, rule, value = code
         r = r if r == math.inf else ctypes.c_float(r).value  # 1.00000001 is 1 in C
         kind = KINDS.index(r if r in KINDS else math.nan)
-        return Kernel(list(RULES).index(rule), kind, min(r, FLOAT_MAX), min(value, FLOAT_MAX))
+        value = min(max(value, FLOAT_MIN), FLOAT_MAX) if value else value  # a margin is no 0 in C either
+        return Kernel(list(RULES).index(rule), kind, min(r, FLOAT_MAX), value)
 
 
 class Call(ctypes.Structure):
@@ -54,7 +53,7 @@ class Call(ctypes.Structure):
         ("bias_strides", ctypes.c_int64 * 4),
         ("allowed_strides", ctypes.c_int64 * 4),
         *((name, ctypes.c_int64) for name in (
-            "batch", "heads", "key_heads", "queries", "rows", "keys", "dim", "width", "samples_seen", "parts", "threads",
+            "batch", "heads", "key_heads", "queries", "rows", "keys", "dim", "width", "samples_seen", "threads",
         )),
         ("kernel", Kernel),
         ("boost", ctypes.c_float),
@@ -120,15 +119,15 @@ def estimate_backward(
     call.give("v_tiles", call.tile(call.pad_keys(v)))
     if reach is not None:
         call.give("reach", reach)
-    key_shape = (call.parts, *k.shape[:2], call.keys)
+    key_shape = (*k.shape[:2], call.keys)
     dq = call.new("dq", (*q.shape[:2], call.rows, call.dim))
     dk = call.new("dk", (*key_shape, call.dim)).zero_()
     dv = call.new("dv", (*key_shape, call.width)).zero_()
-    dscale = call.new("dscale", (call.parts, *q.shape[:2]), torch.float64)
+    dscale = call.new("dscale", tuple(q.shape[:2]), torch.float64).zero_()
     call.run(library().attend_backward)
     dq = dq[:, :, : q.shape[2], : q.shape[3]].to(q.dtype)
-    dk, dv = (x.sum(0)[:, :, : like.shape[2], : like.shape[3]].to(like.dtype) for x, like in ((dk, k), (dv, v)))
-    return Gradients(dq, dk, dv, dscale.sum((0, 1)).to(scale.dtype), None, None)
+    dk, dv = (x[:, :, : like.shape[2], : like.shape[3]].to(like.dtype) for x, like in ((dk, k), (dv, v)))
+    return Gradients(dq, dk, dv, dscale.sum(0).to(scale.dtype), None, None)
 
 
 def weigh_all(s: Tensor, code: Code, perfect: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,16 +167,12 @@ class Prepared:
         batch, heads, queries, _ = q.shape
         self.rows, self.keys = _round_up(queries, at_once), _round_up(k.shape[2], 2 * self.lanes)
         self.dim, self.width = (_round_up(x.shape[3], self.lanes) for x in (q, v))
-        key_heads = k.shape[1]
-        gradients = 4 * batch * key_heads * self.keys * (self.dim + self.width)  # bytes of dk and dv
-        fitting = max(1, MOST_PARTS_BYTES // gradients)
-        self.parts = min(math.ceil(ENOUGH_PARTS / (batch * key_heads)), self.rows // at_once, fitting)
         # a key beyond the last would be read beyond the end of memory
         seen = torch.broadcast_tensors(view.at, view.lo.clamp_min(0), view.hi.clamp_max(k.shape[2]))
         self.kept: list[Tensor] = []
         self.call = Call(
-            batch=batch, heads=heads, key_heads=key_heads, queries=queries, rows=self.rows, keys=self.keys, dim=self.dim,
-            width=self.width, samples_seen=len(seen[0]), parts=self.parts, threads=torch.get_num_threads(),
+            batch=batch, heads=heads, key_heads=k.shape[1], queries=queries, rows=self.rows, keys=self.keys, dim=self.dim,
+            width=self.width, samples_seen=len(seen[0]), threads=torch.get_num_threads(),
             kernel=Kernel.of(code),
         )  # fmt: skip
         self.give("q", self.pad_rows(q))

@@ -13,7 +13,7 @@ from typing import Any
 from compactattn.report import attended, maps, palette, svg
 from compactattn.report.facts import count_parameters, format_duration
 from compactattn.report.inspection import Inspection
-from compactattn.report.lines import Line, span
+from compactattn.report.lines import Line, is_interrupted, span
 from compactattn.report.paper import name_kernel
 from compactattn.report.runs import Run
 from compactattn.report.sections import (
@@ -68,7 +68,10 @@ def check_evaluated(runs: Sequence[Run]) -> None:
     """A ValueError where there is nothing to report."""
     if not any(run.evaluation for run in runs):
         names = ", ".join(run.source for run in runs) or "none"
-        raise ValueError(f"no run has been evaluated (given: {names}); run `compactattn evaluate` on it first")
+        first = "run `compactattn evaluate` on it first"
+        if any(is_interrupted(run) for run in runs):
+            first = "first go on with what was stopped, by the command that began it or by `compactattn resume`"
+        raise ValueError(f"no run has been evaluated (given: {names}); {first}")
 
 
 # -- contents ------------------------------------------------------------------------------------

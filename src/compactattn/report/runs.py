@@ -17,6 +17,7 @@ from compactattn.report.evaluations import Evaluation, Story, read_evaluation, r
 from compactattn.report.facts import count_parameters
 from compactattn.report.inspected import Inspected, read_inspected
 from compactattn.report.paper import Variant
+from compactattn.training import checkpoint
 from compactattn.training.config import RunConfig
 
 POINTS = 200  # of a loss curve in a compact line
@@ -170,7 +171,8 @@ def read_run(folder: Path | str) -> Run:
         read_evaluation(config.experiment, row, f"{folder / 'evaluation.jsonl'} line {n}")
         for n, row in _read_lines(folder / "evaluation.jsonl")
     ]
-    steps, failed = losses[-1][0] if losses else 0, str(metrics[-1][1].get("failed", "")) if metrics else ""
+    saved = checkpoint.step_of(folder) if checkpoint.exists(folder) else 0  # one that was stopped was there, unlogged
+    steps, failed = max(losses[-1][0] if losses else 0, saved), str(metrics[-1][1].get("failed", "")) if metrics else ""
     cost = _read_cost(folder / "timing.jsonl", [part["step"] for part in environment.get("resumed", [])])
     stories = [read_story(row, f"{folder / 'stories.jsonl'} line {n}") for n, row in _read_lines(folder / "stories.jsonl")]
     looks = [read_inspected(row, f"{path} line {n}") for path in [folder / "inspections.jsonl"] for n, row in _read_lines(path)]

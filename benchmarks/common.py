@@ -71,6 +71,11 @@ def newest(rows: list[Row], *keys: str) -> list[Row]:
     return list(found.values())
 
 
+def mark(text: str, reached: bool) -> str:
+    """A number as every table shows it: bold where it misses its goal."""
+    return text if reached else f"**{text}**, lost"
+
+
 def source(name: str) -> str:
     row = read(name)[-1]
     place = row.get("device") or f"{row['cpu']}, {row['threads']} threads"

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from benchmarks import attention
-from benchmarks.common import newest, read, source
+from benchmarks import attention, gpu
+from benchmarks.common import mark, newest, read, source
 from benchmarks.experiments import draw_pictures, references_section, results_section
-from compactattn.bench.contestants import AUTOTUNING, CONTESTANTS, KERNELS
-from compactattn.bench.goals import BEHIND_TRANSFORMER, HEAD_DIMS, TOKENS_PER_SECOND, count_verdicts, format_goals
+from compactattn.bench.goals import count_verdicts
 from compactattn.bench.results import Row
 from compactattn.bench.results import format_markdown as table
 
@@ -38,11 +37,6 @@ def ms(row: Row, who: str, what: str = "median") -> str:
     return f"{float(row[f'{who}_{what}_ms']):.1f}"
 
 
-def mark(text: str, reached: bool) -> str:
-    """A number as every table shows it: bold where it misses its goal."""
-    return text if reached else f"**{text}**, lost"
-
-
 def is_reached(row: Row) -> bool:
     """Whether the weights are as much faster than the peer's as they should be."""
     return float(row["ratio"]) <= float(row["goal"])
@@ -64,10 +58,10 @@ def summary() -> str:
     """What is reached and what is not, in a sentence or two, from all the rows."""
     attention = count_verdicts(read("attention"))
     judged = {
-        "a training step on a GPU": [verdict == "reached" for *_, verdict in step_lines() if verdict],
+        "a training step on a GPU": [verdict == "reached" for *_, verdict in gpu.step_lines() if verdict],
         "a decode step on a GPU": [
             ratio <= 1
-            for row, ratio in zip(decode_rows(), decode_ratios(decode_rows()), strict=True)
+            for row, ratio in zip(gpu.decode_rows(), gpu.decode_ratios(gpu.decode_rows()), strict=True)
             if ratio is not None and row["contestant"] != "sdpa"
         ],
         "weights on a CPU": [is_reached(row) for row in worst(weights_rows())],
@@ -77,7 +71,10 @@ def summary() -> str:
     }
     judged["attention on a GPU"] = [True] * attention["reached"] + [False] * attention["lost"]
     parts = [f"{name}, {'all' if all(found) else f'{sum(found)} of'} {len(found)}" for name, found in judged.items() if found]
-    missing = {"of attention on a GPU": attention["not measured"], "kernels of a training step on a GPU": len(missing_steps())}
+    missing = {
+        "of attention on a GPU": attention["not measured"],
+        "kernels of a training step on a GPU": len(gpu.missing_steps()),
+    }
     counts = " and ".join(f"{count} {what}" for what, count in missing.items() if count)
     left = f" Not measured: {counts}." if counts else ""
     return "Goals reached of those measured: " + "; ".join(parts) + "." + left
@@ -190,185 +187,6 @@ def mixers_section() -> str:
     )
 
 
-def small_models_section() -> str:
-    """Steps in a second of RegBench's models on a GPU, by how they are trained; empty before the first run."""
-    rows = newest(read("small_models"), "model", "way")
-    if not rows:
-        return ""
-    models, ways = (list(dict.fromkeys(row[name] for row in rows)) for name in ("model", "way"))
-    rates = {(row["model"], row["way"]): float(row["steps_per_second"]) for row in rows}
-
-    def show(model: str, way: str) -> str:
-        if (rate := rates.get((model, way))) is None:
-            return "–"
-        return f"{rate:.0f} ({rate / rates[model, ways[0]]:.1f} ×)"
-
-    lines = [[way, *(show(model, way) for model in models)] for way in ways]
-    return (
-        "## Small models on a GPU\n\nSteps in a second of RegBench's models (batch 32, 1,000 examples, bf16), of all the runs "
-        "at a time together,\n"
-        f"and how many times as many as {ways[0]}. Runs side by side share the GPU by {rows[-1]['shared']}.\n\n"
-        + table(["trained", *(f"`{model}`" for model in models)], lines)
-        + f"\n\n{source('small_models')}\n\n"
-    )  # fmt: skip
-
-
-def attention_section() -> str:
-    """Goals and times of attention on a GPU; empty before the first run."""
-    rows = read("attention")
-    if not rows:
-        return ""
-    parts = [
-        "## Attention on a GPU",
-        "bf16, causal, batch · length = 32,768, 16 heads; medians of calls with a cold L2 cache. Scores are *mild* (N(0, 1)),\n"
-        "*sharp* (six times that) or *local* (half of the features encode the position, so that neighbours attend to\n"
-        "neighbours). Each contestant's output and gradients are held against float64 first; one that is wrong is not timed.\n"
-        "Ratios are of two times from one run.",
-        "Contestants: " + "; ".join(f"{name}, {contestant.about}" for name, contestant in CONTESTANTS.items()) + "."
-        f"{_state_absent(rows)}\n"
-        "adasplash-2 chooses among its own variants by timing them; since that takes ten seconds for each length, it is given\n"
-        f"{AUTOTUNING[0]} ms to warm up and {AUTOTUNING[1]} ms to measure each, not Triton's 25 and 100.",
-    ]
-    parts += [f"### Goals at head dim {dim}\n\n{format_goals(rows, dim)}" for dim in HEAD_DIMS]
-    places = dict.fromkeys((row["regime"], row["head_dim"]) for row in rows)
-    parts += [f"### {_name_place(*place)}\n\n{times_table(rows, *place)}" for place in places]
-    return "\n\n".join([*parts, gpu_sources(rows)]) + "\n\n"
-
-
-def _state_absent(rows: list[Row]) -> str:
-    """The contestants that no row is of."""
-    absent = [name for name in CONTESTANTS if name not in {row["contestant"] for row in rows}]
-    return f" Without a row so far: {', '.join(absent)}." if absent else ""
-
-
-def _name_place(regime: str, head_dim: str) -> str:
-    if regime == "memory":
-        return "The paper's contextual memory: batch 32, 12 heads, length 512, head dim 64, q ≡ k"
-    return f"Times on {regime} scores at head dim {head_dim}"
-
-
-def times_table(rows: list[Row], regime: str, head_dim: str) -> str:
-    here = [row for row in rows if (row["regime"], row["head_dim"]) == (regime, head_dim)]
-    last = max(row["started"] for row in here)  # one table, one run
-    here = newest([row for row in here if row["started"] == last], "kernel", "contestant", "mask", "length")
-    lengths = sorted({int(row["length"]) for row in here})
-    lines: dict[tuple[str, str, str], dict[int, str]] = {}
-    for row in sorted(here, key=lambda row: (row["kernel"] != "gaussian", row["kernel"])):
-        line = lines.setdefault((row["kernel"], row["contestant"], row["mask"]), dict.fromkeys(lengths, "–"))
-        line[int(row["length"])] = _format_times(row)
-    header = ["kernel", "contestant", "mask", *(f"n = {length:,}" for length in lengths)]
-    text = table(header, [[f"`{kernel}`", who, mask, *line.values()] for (kernel, who, mask), line in lines.items()])
-    return f"ms forward / forward + backward (share of active 64×64 tiles; MiB above the inputs):\n\n{text}"
-
-
-def _format_times(row: Row) -> str:
-    if row["status"] != "ok":
-        return row["status"].replace("|", "/")
-    forward, both = (f"{float(row[f'{what}_median_ms']):.3g}" for what in ("forward", "both"))
-    return f"{forward} / {both} ({row['active_tiles'] or 'unknown'}; {row['memory_mib']})"
-
-
-def step_goal(rows: list[Row]) -> float:
-    """Tokens a second that a mosaic of 8 layers should reach."""
-    best = max((int(row["tokens_per_second"] or 0) for row in rows if (row["architecture"], row["layers"]) == PEER), default=0)
-    return max(TOKENS_PER_SECOND, best / BEHIND_TRANSFORMER)
-
-
-def step_rows() -> list[Row]:
-    return newest(read("training"), "architecture", "kernel", "layers", "compile", "graph")
-
-
-def step_lines() -> list[list[str]]:
-    """The lines of the table of training steps; the last cell says reached or lost, and nothing where there is no goal."""
-    rows = step_rows()
-    goal, lines = step_goal(rows), []
-    peers = {row["layers"]: float(row["median_ms"]) for row in rows if row["architecture"] == PEER[0] and row["median_ms"]}
-    for row in rows:
-        speed, judged = int(row["tokens_per_second"] or 0), row["architecture"] == "mosaic" and row["layers"] == "8"
-        name = f"mosaic, `{row['kernel']}`" if row["architecture"] == "mosaic" else "transformer"
-        verdict = ("reached" if speed >= goal else "lost") if judged else ""
-        time = f"{float(row['median_ms']):.2f}" if speed else row["status"].replace("|", "/")
-        ratio = f"{float(row['median_ms']) / peers[row['layers']]:.2f}" if speed and row["layers"] in peers else "–"
-        rate = f"{speed / 1e3:,.0f}" if speed else "–"
-        how = f"{row['compile']}{', graph' if row['graph'] == 'True' else ''}"
-        rate = f"**{rate}**" if verdict == "lost" else rate
-        lines.append([row["layers"], name, how, time, ratio, rate, row["memory_mib"], verdict])
-    return lines
-
-
-def missing_steps() -> list[str]:
-    """The kernels of whom there is no step at 8 layers."""
-    timed = {row["kernel"] for row in step_rows() if row["architecture"] == "mosaic" and row["layers"] == "8"}
-    return [name for name in KERNELS if name not in timed]
-
-
-def steps_section() -> str:
-    """Training steps on a GPU; empty before the first run."""
-    rows = step_rows()
-    if not rows:
-        return ""
-    goal = f"goal {step_goal(rows) / 1e3:,.0f}"
-    mixed = len({row["started"] for row in rows}) > 1
-    header = ["layers", "model", "compiled", "ms", "/ transformer", "thousand tokens/s", "peak MiB", goal]
-    return (
-        "## A training step on a GPU\n\nWidth 768, 12 heads, length 512, batch 32, bf16 autocast: forward, backward, clipping, "
-        f"AdamW.\nThe goal at 8 layers is {TOKENS_PER_SECOND / 1e3:,.0f} thousand tokens/s and {BEHIND_TRANSFORMER} times the "
-        "time of our transformer,\nwhich is of the same size and trained in the same way.\n\n"
-        + table(header, step_lines())
-        + ("\n\nSome rows are of another run than the transformer's, so that their ratio is of two runs." if mixed else "")
-        + (
-            f"\n\nNot measured at 8 layers: {', '.join(f'`{name}`' for name in missing)}."
-            if (missing := missing_steps())
-            else ""
-        )
-        + f"\n\n{gpu_sources(rows)}\n\n"
-    )
-
-
-def decode_rows() -> list[Row]:
-    return newest(read("decode"), "data", "length", "kernel", "contestant")
-
-
-def decode_ratios(rows: list[Row]) -> list[float | None]:
-    """The time of each row as a share of SDPA's; None where there are not both."""
-    times = [float(row["median_ms"] or 0) for row in rows]
-    dense = {(row["data"], row["length"]): t for row, t in zip(rows, times, strict=True) if row["contestant"] == "sdpa" and t}
-    peers = [dense.get((row["data"], row["length"])) for row in rows]
-    return [time / peer if time and peer else None for time, peer in zip(times, peers, strict=True)]
-
-
-def decode_section() -> str:
-    """Decode steps on a GPU; empty before the first run."""
-    rows = decode_rows()
-    if not rows:
-        return ""
-    lines = []
-    for row, ratio in zip(rows, decode_ratios(rows), strict=True):
-        name = [row["data"], f"{int(row['length']):,}", f"`{row['kernel']}`", row["contestant"]]
-        measured = f"{float(row['median_ms']):.3f}" if row["median_ms"] else row["status"].replace("|", "/")
-        judged = "" if ratio is None else mark(f"{ratio:.2f}", ratio <= 1)
-        lines.append([*name, measured, judged, row["skipped_pages"] or "–", row["error_output"]])
-    return (
-        "## A decode step on a GPU\n\nOne query for each of 8 heads, batch 8, head dim 128, fp16; the goal is to be faster "
-        "than SDPA.\n\n"
-        + table(["keys are", "keys", "kernel", "contestant", "ms", "/ SDPA", "pages skipped", "error"], lines)
-        + f"\n\n{gpu_sources(rows)}\n\n"
-    )
-
-
-PEER = ("transformer", "8")
-
-
-def gpu_sources(rows: list[Row]) -> str:
-    """Where the rows come from, a line for each run."""
-    lines = [
-        f"- `{row['command']}` on {row['device']}, torch {row['torch']}, triton {row['triton']}, adasplash {row['adasplash']}, "
-        f"{row['started'][:10]}, commit {row['commit'] or 'unknown'}"
-        for row in newest(rows, "started")
-    ]
-    return "\n".join(lines)
-
-
 def benchmarks_page() -> str:
     weights = weights_rows()[-1]
     runs = [row for row in weights_rows() if row["kernel"] == weights["kernel"]]
@@ -380,7 +198,7 @@ Rows are appended to [results/](results/) with machine, versions and commit; `py
 page from them. `make bench` runs everything on a CPU, where ours and the peer take turns in one process;
 `make bench-gpu` runs `compactattn bench attention`, `training` and `decode`, and `benchmarks.small_models`, on a GPU.
 
-{attention_section()}{steps_section()}{decode_section()}{small_models_section()}\
+{gpu.attention_section()}{gpu.steps_section()}{gpu.decode_section()}{gpu.small_models_section()}\
 ## Weights on a CPU, against the `entmax` package {weights["entmax"]}
 
 Scores {weights["shape"]}, {weights["dtype"]}, N(0, 1); forward + backward, median and (20th–80th percentile)
@@ -425,7 +243,8 @@ def readme_section() -> str:
     most = max(int(row["above_inputs_mib"]) for row in newest(read("cpu_memory"), "kernel", "shape"))
     first = measured[0]
     return (
-        f"Weights of {first['shape'].replace('x', ' × ')} scores on a CPU, fp32, forward + backward, beside the `entmax`\n"
+        (f"{measured_on_gpu}\n\n" if (measured_on_gpu := gpu.readme_table()) else "")
+        + f"Weights of {first['shape'].replace('x', ' × ')} scores on a CPU, fp32, forward + backward, beside the `entmax`\n"
         f"package {first['entmax']}, for each kernel from the run least kind to us"
         f"{', with no larger error against float64' if closer else ''} "
         "([all figures](benchmarks/README.md), `make bench`):\n\n"

@@ -1,7 +1,7 @@
 """The page of the benchmarks is made of the rows that the commands leave."""
 
 import pytest
-from benchmarks import attention, common, report
+from benchmarks import attention, common, gpu, report
 
 from compactattn.bench import goals
 
@@ -36,13 +36,13 @@ def training_row(architecture, kernel, speed):
 @pytest.fixture
 def rows(monkeypatch):
     held = {"attention": [], "training": [], "decode": [], "preparation": [], "cpu_attention": []}
-    for module in (report, common, attention):
+    for module in (report, gpu, common, attention):
         monkeypatch.setattr(module, "read", held.__getitem__)
     return held
 
 
 def test_without_rows_there_is_no_section(rows):
-    assert report.attention_section() == report.steps_section() == report.decode_section() == ""
+    assert gpu.attention_section() == gpu.steps_section() == gpu.decode_section() == ""
     assert report.preparation_section() == attention.section() == ""
 
 
@@ -53,11 +53,34 @@ def test_attention_shows_goals_times_lost_cells_and_the_command(rows):
         attention_row("ours", "sparsemax", "", "wrong: relative error 1 of dq"),
         attention_row("ours", "biweight", "3.0", length=2048),
     ]
-    text = report.attention_section()
+    text = gpu.attention_section()
     assert "| `biweight` / adasplash-2 | mild | **0.75** > 0.6, lost | not measured (≤ 0.6) |" in text
     assert "| `biweight` | ours | causal | 0.25 / 1.5 (1.000; 64) | 0.25 / 3 (1.000; 64) |" in text
     assert "| `sparsemax` | ours | causal | wrong: relative error 1 of dq | – |" in text
     assert "`compactattn bench attention` on a GPU, torch 2.11, triton 3.6, adasplash 0.2, 2026-01-02, commit abc1234" in text
+
+
+def test_a_table_of_times_is_of_one_run_and_others_add_what_it_lacks(rows):
+    def run(started, commit, *given):
+        return [attention_row(*each) | {"started": started, "commit": commit} for each in given]
+
+    rows["attention"] = [
+        *run("2026-01-01", "older", ("ours", "biweight", "9.0"), ("ours", "relumax", "8.0")),
+        *run(
+            "2026-01-02", "newer", ("ours", "biweight", "1.5"), ("ours", "gaussian", "4.0"), ("adasplash-2", "biweight", "2.0")
+        ),
+        *run("2026-01-03", "newer", ("ours", "biweight", "1.6"), ("flex", "gaussian", "5.0")),
+        *run("2026-01-04", "newer", ("ours", "biweight", "1.7")),
+    ]
+    first, other, earlier = gpu.times_tables(rows["attention"], "mild", "64").split("commit")
+    assert "0.25 / 1.5" in first
+    assert "0.25 / 2 " in first
+    assert "In another run (2026-01-03" in first
+    assert "0.25 / 1.6" in other
+    assert "0.25 / 5" in other
+    assert "Only of an earlier version (2026-01-01" in other
+    assert "0.25 / 8" in earlier
+    assert "0.25 / 9" not in earlier
 
 
 def test_training_steps_are_judged_by_both_goals(rows):
@@ -66,7 +89,7 @@ def test_training_steps_are_judged_by_both_goals(rows):
         training_row("mosaic", "sparsemax", 510_000),
         training_row("mosaic", "biweight", 490_000),  # more than 450,000, but the transformer is 1.43 times as fast
     ]
-    text = report.steps_section()
+    text = gpu.steps_section()
     assert "| 8 | mosaic, `sparsemax` | parts, graph | 10.00 | 1.25 | 510 | 900 | reached |" in text
     assert "| 8 | mosaic, `biweight` | parts, graph | 10.00 | 1.25 | **490** | 900 | lost |" in text
     assert "goal 500" in text
@@ -93,7 +116,7 @@ def test_the_summary_counts_what_is_reached_lost_and_not_measured(rows):
     assert report.summary() == (
         "Goals reached of those measured: a training step on a GPU, 0 of 1; weights on a CPU, 1 of 2; "
         "a training step on a CPU, 1 of 2; text to tokens on a CPU, 1 of 2; memory on a CPU, all 1; "
-        f"attention on a GPU, 1 of 2. Not measured: {cells - 2} of attention on a GPU and {len(report.KERNELS) - 1} kernels "
+        f"attention on a GPU, 1 of 2. Not measured: {cells - 2} of attention on a GPU and {len(gpu.KERNELS) - 1} kernels "
         "of a training step on a GPU."
     )
 
@@ -104,7 +127,7 @@ def test_small_models_are_shown_beside_plain_training(rows):
     rows["small_models"] = [
         {"model": "h3", "way": way, "steps_per_second": rate, **facts} for way, rate in (("plain", "20"), ("a graph", "50.4"))
     ]
-    text = report.small_models_section()
+    text = gpu.small_models_section()
     assert "| plain | 20 (1.0 ×) |" in text
     assert "| a graph | 50 (2.5 ×) |" in text
     assert "share the GPU by MPS" in text
@@ -131,8 +154,8 @@ def test_preparation_shows_its_goal_and_where_it_is_lost(rows):
 
 
 def test_a_number_is_bold_only_where_it_misses_its_goal(rows):
-    assert report.mark("0.20", True) == "0.20"
-    assert report.mark("0.30", False) == "**0.30**, lost"
+    assert common.mark("0.20", True) == "0.20"
+    assert common.mark("0.30", False) == "**0.30**, lost"
     shared = {f"{who}_{what}_ms": "1" for who in ("ours", "peer") for what in ("median", "p20", "p80")}
     shared |= {f"{who}_{kind}": "0" for who in ("ours", "peer") for kind in ("error", "gradient_error")}
     shared |= {"peer": "package", "goal": "0.25"}
@@ -152,7 +175,7 @@ def test_decode_steps_are_shown_beside_sdpa(rows):
         row("ours", "biweight", "0.5"),
         row("ours-pages", "biweight", "1.5", "0.25"),
     ]
-    text = report.decode_section()
+    text = gpu.decode_section()
     assert "| random | 131,072 | `biweight` | ours | 0.500 | 0.50 | – | 1e-3 |" in text
     assert "| random | 131,072 | `biweight` | ours-pages | 1.500 | **1.50**, lost | 0.25 | 1e-3 |" in text
 

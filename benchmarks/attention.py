@@ -95,11 +95,14 @@ def summary() -> str:
     shares = [(row["kernel"], float(row["both_median_ms"]) / peers[_place(row)]) for row in ours]
     usual = [kernel for kernel in KERNELS if kernel not in (*NEAREST, *UNEVEN)]
     groups = ([share for kernel, share in shares if kernel in group] for group in (usual, NEAREST, UNEVEN))
-    ranges = [f"{min(found):.2f} to {max(found):.2f}" if found else "an unknown share" for found in groups]
+    ranges = [f"{min(found):.2f} to {max(found):.2f}" if found else "" for found in groups]
+    others = {"top-k": ranges[1], "entmax and ReLUmax of other orders than r = 1, 2, 3": ranges[2]}
+    rest = ", ".join(f"{name} {found}" for name, found in others.items() if found)
+    rest = f";\n{rest}" if rest else ""
     return (
         f"attend() on a CPU, fp32, causal, forward + backward, takes {ranges[0]} of the time of PyTorch's own softmax\n"
-        f"(`scaled_dot_product_attention`), over {len(usual)} kernels, lengths of 512 to 8,192 and head dims of 16 and 64;\n"
-        f"top-k {ranges[1]}, entmax and ReLUmax of other orders than r = 1, 2, 3 {ranges[2]}."
+        f"(`scaled_dot_product_attention`), over {len(usual)} kernels, lengths of 512 to 8,192 and head dims of 16 and 64"
+        f"{rest}."
     )
 
 

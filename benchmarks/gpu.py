@@ -30,7 +30,7 @@ def readme_table() -> str:
     header = ["ours / peer", "scores", *(f"n = {length:,}" for length in LENGTHS)]
     return (
         f"attend() on one {rows[-1]['device']}, bf16, causal, forward + backward, head dim 64: its time as a share of a\n"
-        "peer's (AdaSplash-2, or cuDNN's dense softmax) where scores are *mild* and nearly every tile of 64 × 64 holds a\n"
+        "peer's (AdaSplash-2, or cuDNN's dense softmax) where scores are *mild* and most tiles of 64 × 64 hold a\n"
         "weight, where neighbours attend to neighbours (*local*), and where scores are *sharp* "
         "([all figures](benchmarks/README.md),\n"
         f"`make bench-gpu`):\n\n{table(header, lines)}"
@@ -116,7 +116,7 @@ def times_tables(rows: list[Row], regime: str, head_dim: str) -> str:
 
 
 def shown_runs(rows: list[Row]) -> list[list[Row]]:
-    """The fullest run of the newest commit, its other runs that add a line, and of older runs what no newer one has."""
+    """The fullest run of the newest commit, its other runs that add a cell, and of older runs what no newer one has."""
     runs: dict[str, list[Row]] = {}
     for row in rows:
         runs.setdefault(row["started"], []).append(row)
@@ -127,8 +127,9 @@ def shown_runs(rows: list[Row]) -> list[list[Row]]:
     seen: set[tuple[str, ...]] = set()
     shown = []
     for run in [*sorted(today, key=len, reverse=True), *older]:
-        added = [row for row in run if _line_of(row) not in seen]
-        seen |= {_line_of(row) for row in run}
+        cells = [(*_line_of(row), row["length"]) for row in run]
+        added = [row for row, cell in zip(run, cells, strict=True) if cell not in seen]
+        seen |= set(cells)
         if added:
             shown.append(run if run in today else added)
     return shown

@@ -71,14 +71,19 @@ def test_a_table_of_times_is_of_one_run_and_others_add_what_it_lacks(rows):
         ),
         *run("2026-01-03", "newer", ("ours", "biweight", "1.6"), ("flex", "gaussian", "5.0")),
         *run("2026-01-04", "newer", ("ours", "biweight", "1.7")),
+        *run("2026-01-05", "newer", ("ours", "gaussian", "6.0")),
     ]
-    first, other, earlier = gpu.times_tables(rows["attention"], "mild", "64").split("commit")
+    rows["attention"][-1]["length"] = "2048"
+    first, other, longer, earlier = gpu.times_tables(rows["attention"], "mild", "64").split("commit")
+    assert "| n = 2,048 |" in longer
+    assert "0.25 / 6" in longer
     assert "0.25 / 1.5" in first
     assert "0.25 / 2 " in first
     assert "In another run (2026-01-03" in first
+    assert "In another run (2026-01-05" in other
     assert "0.25 / 1.6" in other
     assert "0.25 / 5" in other
-    assert "Only of an earlier version (2026-01-01" in other
+    assert "Only of an earlier version (2026-01-01" in longer
     assert "0.25 / 8" in earlier
     assert "0.25 / 9" not in earlier
 

@@ -48,7 +48,7 @@ def compile_all(capability):
 
     def compile_only(self, *args, warmup, **options):
         compiled = run(self, *args, warmup=True, **options)
-        found[self.fn.__name__] = compiled.metadata.shared
+        found[self.fn.__name__] = max(found.get(self.fn.__name__, 0), compiled.metadata.shared)
         return compiled
 
     JITFunction.run = compile_only

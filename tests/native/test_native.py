@@ -86,7 +86,7 @@ def test_a_gradient_hangs_on_no_other_sample(kernel):
     assert all(torch.equal(alone[name], whole[name][1:]) for name in ("dq", "dk", "dv"))
 
 
-@pytest.mark.parametrize("shape", [(70, 70, 4, 2, 16, 8), (300, 300, 1, 1, 16, 8)])
+@pytest.mark.parametrize("shape", [(70, 70, 4, 2, 16, 8), (300, 300, 1, 1, 16, 8), (700, 700, 4, 2, 16, 8)])
 def test_the_number_of_threads_changes_no_bit(shape):
     before = torch.get_num_threads()
     found = []
@@ -159,6 +159,13 @@ def test_weights_of_transposed_scores_compile():
     found, s.grad = s.grad, None
     weights(s, "biweight", dim=0).square().sum().backward()
     assert torch.equal(found, s.grad)
+
+
+def test_gradients_of_pieces_fit_a_bound():
+    x = torch.empty(1, 1, 1, 128).expand(1, 1, 2**17, 128)
+    view = View.everything((1, 1, 512, 2**17), x.device)
+    parts = launch.Prepared(x[:, :, :512], x, x, torch.ones(1), view, (2.0, "normalising", 0.0), None).call.parts
+    assert 1 <= parts * 4 * 2**17 * 256 <= launch.MOST_PARTS_BYTES
 
 
 def test_nothing_is_held_for_every_pair_of_a_query_and_a_key():

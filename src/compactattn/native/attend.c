@@ -26,6 +26,7 @@
 #define TILE (2 * LANES)   /* keys that are computed or left out together */
 #define RUN 64             /* queries of a piece of work */
 #define LONG_RUN 128       /* the same backward, where what a piece gives to dk and dv has to join the rest */
+#define STRIPES 8          /* of the keys, which join each by itself */
 #define CHUNK (16 * LANES) /* numbers that are summed in fp32, 16 a lane, since equal ones err alike; their sums are added in fp64 */
 #define FLUSH 16           /* tiles that are summed before they join the rest */
 #define INLINE static inline __attribute__((always_inline))
@@ -54,7 +55,7 @@ typedef struct {
     double *dscale;                      /* (B, H) of zeros */
     int64_t bias_strides[4], allowed_strides[4];
     int64_t batch, heads, key_heads, queries, rows, keys, dim, width, samples_seen; /* rows = Q; samples_seen = 1 | B of a View */
-    int64_t threads;
+    int64_t parts, threads;              /* parts: pieces of a sample and head of keys that are made at once, backward */
     Kernel kernel;
     float boost;                         /* 1 / (1 − p) of dropout */
     uint32_t limit;                      /* of the hash, under which a weight is dropped */
@@ -622,69 +623,102 @@ void attend(const Call *c) {
     }
 }
 
-/* x += y, and y becomes 0 again, over the tiles from `first` to `last` */
-static void join(float *x, float *y, int64_t dim, int64_t first, int64_t last) {
-#pragma omp simd
-    for (int64_t n = first * TILE * dim; n < last * TILE * dim; n++) x[n] += y[n], y[n] = 0.0f;
+/* A piece is LONG_RUN queries of a head. What it gives to dk and dv is summed apart, in buffers of zeros, and joins the rest in
+   the order of the pieces: long sums keep their digits, and neither the threads nor the batch decide their bits. */
+typedef struct {
+    int64_t first, last; /* tiles that it gives to */
+    double dscale;
+} Gift;
+
+static Gift pull_piece(const Call *c, Block *b, float *scaled, int64_t place, int64_t piece, float *dk, float *dv) {
+    int64_t share = c->heads / c->key_heads, sample = place / c->key_heads, head = place % c->key_heads * share + piece % share;
+    int64_t start = piece / share * LONG_RUN, end = start + LONG_RUN < c->rows ? start + LONG_RUN : c->rows;
+    const float *keys = c->k + place * c->keys * c->dim, *v_tiles = c->v_tiles + place * c->keys * c->width;
+    Gift gift = {c->keys / TILE, 0, 0.0};
+    for (int64_t q = start; q < end; q += ROWS) {
+        int64_t row = (sample * c->heads + head) * c->rows + q;
+        const float *x = c->q + row * c->dim, *dout = c->dout + row * c->width;
+        float *dq = c->dq + row * c->dim;
+        weigh_block(c, b, sample, head, q, 1);
+        for (int i = 0; i < ROWS; i++) clear(b->d + i * c->keys, b->first * TILE, b->last * TILE);
+        for (int64_t t = 0; t < b->held; t++)
+            dot_tile(dout, v_tiles + b->tiles[t] * TILE * c->width, c->width, b->d + b->tiles[t] * TILE, c->keys);
+        for (int i = 0; i < ROWS && q + i < c->queries; i++) {
+            int64_t lo = b->lo[i], n = b->hi[i] - lo, fate = (sample * c->heads + head) * c->queries + q + i;
+            float *w = b->w + i * c->keys + lo, *d = b->d + i * c->keys + lo;
+            thin(c, d, n, fate, lo);
+            double dtheta = pull(&c->kernel, w, b->spare, d, n, &b->rows[i]);
+            if (c->kernel.rule == FIXED) gift.dscale += dtheta; /* θ is measured from a perfect match, whose score is the scale */
+            thin(c, w, n, fate, lo);
+        }
+        for (int i = 0; i < ROWS; i++) clear_unseen(b, i, b->d + i * c->keys);
+        mix(b, b->d, c->keys, keys, c->dim, dq);
+        for (int64_t n = 0; n < ROWS * c->dim; n++) {
+            gift.dscale += (double)dq[n] * x[n];
+            dq[n] *= c->scale[head];
+            scaled[n] = x[n] * c->scale[head];
+        }
+        spread(b, b->d, c->keys, scaled, c->dim, dk);
+        spread(b, b->w, c->keys, dout, c->width, dv);
+        if (b->held) {
+            gift.first = b->tiles[0] < gift.first ? b->tiles[0] : gift.first;
+            gift.last = b->tiles[b->held - 1] + 1 > gift.last ? b->tiles[b->held - 1] + 1 : gift.last;
+        }
+    }
+    return gift;
 }
 
-/* A piece is LONG_RUN queries of all heads that share their keys. What it gives to dk, dv and dscale is summed apart and joins
-   the rest in the order of the pieces: long sums keep their digits, and neither the threads nor the batch decide their bits. */
+/* x += y, and y becomes 0 again */
+static void join(float *x, float *y, int64_t n) {
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) x[i] += y[i], y[i] = 0.0f;
+}
+
+/* Hands over what a piece gives to the tiles from `start` to `end`, dscale with the first of them. */
+static void join_piece(const Call *c, int64_t place, int64_t piece, const Gift *gift, float *dk, float *dv, int64_t start, int64_t end) {
+    int64_t share = c->heads / c->key_heads, first = gift->first > start ? gift->first : start, last = gift->last < end ? gift->last : end;
+    if (start == 0 && end > 0) c->dscale[place * share + piece % share] += gift->dscale;
+    if (first >= last) return;
+    int64_t at = place * c->keys + first * TILE, keys = (last - first) * TILE;
+    join(c->dk + at * c->dim, dk + first * TILE * c->dim, keys * c->dim);
+    join(c->dv + at * c->width, dv + first * TILE * c->width, keys * c->width);
+}
+
+/* Where there are many samples and heads of keys, a thread takes all pieces of one after another. Else `parts` pieces of each are
+   made at once, each in a buffer of its own. */
 void attend_backward(const Call *c) {
-    int64_t places = c->batch * c->key_heads, pieces = (c->rows + LONG_RUN - 1) / LONG_RUN * places, share = c->heads / c->key_heads;
-#pragma omp parallel num_threads(c->threads)
+    int64_t places = c->batch * c->key_heads, share = c->heads / c->key_heads, tiles = c->keys / TILE;
+    int64_t pieces = (c->rows + LONG_RUN - 1) / LONG_RUN * share, parts = c->parts < pieces ? c->parts : pieces, alone = parts == 1;
+    int64_t k_size = c->keys * c->dim, v_size = c->keys * c->width, shared = alone ? 0 : parts * places;
+    float *dk = calloc(shared * k_size, sizeof(float)), *dv = calloc(shared * v_size, sizeof(float));
+    Gift *gifts = malloc(sizeof(Gift) * shared);
+#pragma omp parallel num_threads(alone && places < c->threads ? places : c->threads)
     {
         Block b = make_block(c);
         float *scaled = malloc(sizeof(float) * ROWS * c->dim);
-        float *dk = calloc(c->keys * c->dim, sizeof(float)), *dv = calloc(c->keys * c->width, sizeof(float));
-        double *dscale = malloc(sizeof(double) * share);
-#pragma omp for ordered schedule(dynamic, 1)
-        for (int64_t piece = 0; piece < pieces; piece++) {
-            int64_t place = piece % places, sample = place / c->key_heads, first = c->keys / TILE, last = 0;
-            int64_t start = piece / places * LONG_RUN, end = start + LONG_RUN < c->rows ? start + LONG_RUN : c->rows;
-            const float *keys = c->k + place * c->keys * c->dim, *v_tiles = c->v_tiles + place * c->keys * c->width;
-            for (int64_t turn = 0; turn < share; turn++) {
-                int64_t head = place % c->key_heads * share + turn;
-                dscale[turn] = 0.0;
-                for (int64_t q = start; q < end; q += ROWS) {
-                    int64_t row = (sample * c->heads + head) * c->rows + q;
-                    const float *x = c->q + row * c->dim, *dout = c->dout + row * c->width;
-                    float *dq = c->dq + row * c->dim;
-                    weigh_block(c, &b, sample, head, q, 1);
-                    for (int i = 0; i < ROWS; i++) clear(b.d + i * c->keys, b.first * TILE, b.last * TILE);
-                    for (int64_t t = 0; t < b.held; t++)
-                        dot_tile(dout, v_tiles + b.tiles[t] * TILE * c->width, c->width, b.d + b.tiles[t] * TILE, c->keys);
-                    for (int i = 0; i < ROWS && q + i < c->queries; i++) {
-                        int64_t lo = b.lo[i], n = b.hi[i] - lo, fate = (sample * c->heads + head) * c->queries + q + i;
-                        float *w = b.w + i * c->keys + lo, *d = b.d + i * c->keys + lo;
-                        thin(c, d, n, fate, lo);
-                        double dtheta = pull(&c->kernel, w, b.spare, d, n, &b.rows[i]);
-                        if (c->kernel.rule == FIXED) dscale[turn] += dtheta; /* θ is measured from a perfect match, whose score is the scale */
-                        thin(c, w, n, fate, lo);
-                    }
-                    for (int i = 0; i < ROWS; i++) clear_unseen(&b, i, b.d + i * c->keys);
-                    mix(&b, b.d, c->keys, keys, c->dim, dq);
-                    for (int64_t n = 0; n < ROWS * c->dim; n++) {
-                        dscale[turn] += (double)dq[n] * x[n];
-                        dq[n] *= c->scale[head];
-                        scaled[n] = x[n] * c->scale[head];
-                    }
-                    spread(&b, b.d, c->keys, scaled, c->dim, dk);
-                    spread(&b, b.w, c->keys, dout, c->width, dv);
-                    if (b.held) {
-                        first = b.tiles[0] < first ? b.tiles[0] : first;
-                        last = b.tiles[b.held - 1] + 1 > last ? b.tiles[b.held - 1] + 1 : last;
-                    }
+        if (alone) {
+            float *my_dk = calloc(k_size, sizeof(float)), *my_dv = calloc(v_size, sizeof(float));
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t place = 0; place < places; place++)
+                for (int64_t piece = 0; piece < pieces; piece++) {
+                    Gift gift = pull_piece(c, &b, scaled, place, piece, my_dk, my_dv);
+                    join_piece(c, place, piece, &gift, my_dk, my_dv, 0, tiles);
                 }
-            }
-#pragma omp ordered
-            {
-                join(c->dk + place * c->keys * c->dim, dk, c->dim, first, last);
-                join(c->dv + place * c->keys * c->width, dv, c->width, first, last);
-                for (int64_t turn = 0; turn < share; turn++) c->dscale[place * share + turn] += dscale[turn];
-            }
+            free(my_dk), free(my_dv);
         }
-        free(dk), free(dv), free(dscale), free(scaled);
+        for (int64_t wave = 0; wave < pieces && !alone; wave += parts) {
+            int64_t count = pieces - wave < parts ? pieces - wave : parts;
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < count * places; i++)
+                gifts[i] = pull_piece(c, &b, scaled, i % places, wave + i / places, dk + i * k_size, dv + i * v_size);
+#pragma omp for schedule(static)
+            for (int64_t j = 0; j < places * STRIPES; j++)
+                for (int64_t i = j / STRIPES; i < count * places; i += places)
+                    join_piece(c, i % places, wave + i / places, gifts + i, dk + i * k_size, dv + i * v_size,
+                               tiles * (j % STRIPES) / STRIPES, tiles * (j % STRIPES + 1) / STRIPES);
+        }
+        free(scaled);
         free_block(&b);
     }
+    free(dk), free(dv), free(gifts);
 }

@@ -24,6 +24,8 @@ from compactattn.rows import WHOLE, Pull
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Code = tuple[float, str, float]  # a kernel as kernels.encode writes it
+PIECES_FOR_EACH_THREAD = 4  # at a time
+MOST_PARTS_BYTES = 2**28  # of dk and dv, which each piece has of its own where several are made at once
 FLOAT_MAX, FLOAT_MIN = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 KINDS = (0.0, *WHOLE, math.nan, math.inf)  # of r, as attend.c numbers them; NaN stands for all others
 
@@ -53,7 +55,7 @@ class Call(ctypes.Structure):
         ("bias_strides", ctypes.c_int64 * 4),
         ("allowed_strides", ctypes.c_int64 * 4),
         *((name, ctypes.c_int64) for name in (
-            "batch", "heads", "key_heads", "queries", "rows", "keys", "dim", "width", "samples_seen", "threads",
+            "batch", "heads", "key_heads", "queries", "rows", "keys", "dim", "width", "samples_seen", "parts", "threads",
         )),
         ("kernel", Kernel),
         ("boost", ctypes.c_float),
@@ -167,12 +169,16 @@ class Prepared:
         batch, heads, queries, _ = q.shape
         self.rows, self.keys = _round_up(queries, at_once), _round_up(k.shape[2], 2 * self.lanes)
         self.dim, self.width = (_round_up(x.shape[3], self.lanes) for x in (q, v))
+        places, threads = batch * k.shape[1], torch.get_num_threads()
+        gradients = 4 * places * self.keys * (self.dim + self.width)  # bytes of dk and dv
+        # no number hangs on how many are made at once
+        parts = max(1, min(math.ceil(PIECES_FOR_EACH_THREAD * threads / places), MOST_PARTS_BYTES // gradients))
         # a key beyond the last would be read beyond the end of memory
         seen = torch.broadcast_tensors(view.at, view.lo.clamp_min(0), view.hi.clamp_max(k.shape[2]))
         self.kept: list[Tensor] = []
         self.call = Call(
             batch=batch, heads=heads, key_heads=k.shape[1], queries=queries, rows=self.rows, keys=self.keys, dim=self.dim,
-            width=self.width, samples_seen=len(seen[0]), threads=torch.get_num_threads(),
+            width=self.width, samples_seen=len(seen[0]), parts=parts, threads=threads,
             kernel=Kernel.of(code),
         )  # fmt: skip
         self.give("q", self.pad_rows(q))

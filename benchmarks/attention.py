@@ -20,10 +20,8 @@ from compactattn.bench.results import Row, format_markdown
 
 TOKENS, HEADS = 8192, 8  # batch · length, and heads
 LENGTHS, HEAD_DIMS, REGIMES = (512, 2048, 8192), (16, 64), ("mild", "local")
-NEAREST, UNEVEN = (
-    ("topk_softmax(32)",),
-    ("entmax(1.2)", "entmax(1.75)", "relumax(2.5)"),
-)  # longer: a sort, powers
+NEAREST = ("topk_softmax(32)",)  # finds the k best first
+UNEVEN = ("entmax(1.2)", "entmax(1.75)", "relumax(2.5)")  # whose powers are logarithms
 KERNELS = ("gaussian", "sparsemax", "biweight", "triweight", "relumax", "norm_relu", *NEAREST, *UNEVEN)
 PEER = "scaled_dot_product_attention"
 CHECKED = 512  # tokens of a sample on which errors are measured

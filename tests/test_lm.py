@@ -76,6 +76,11 @@ def test_with_no_data_the_built_in_stories_are_prepared_and_said_so(tmp_path, mo
     assert "No --data: the built-in stories in" in capsys.readouterr().out
 
 
+def test_a_number_that_cannot_be_is_refused_before_stories_are_prepared(monkeypatch, capsys):
+    monkeypatch.setattr(commands, "prepare_demo", lambda: pytest.fail("stories were prepared"))
+    assert refuse(capsys, "train", "lm", "--steps", 0) == "steps = 0 must be at least 1"
+
+
 @pytest.mark.parametrize("module", [preparation, grammar])
 def test_built_in_stories_of_another_version_are_made_anew_and_the_old_ones_stay(module, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COMPACTATTN_CACHE", str(tmp_path))

@@ -5,14 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 MOST = 99 * 1024
 
 
-def test_wide_heads_and_masks_that_are_tensors_fit_gpus_for_desktops(tmp_path):
+@pytest.mark.parametrize("capability", ["89", "120"])
+def test_wide_heads_and_masks_that_are_tensors_fit_gpus_for_desktops(capability, tmp_path):
     kept = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     script = Path(__file__).with_name("compiled_for.py")
     done = subprocess.run(
-        [sys.executable, str(script), "89"], env=kept | {"TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True
+        [sys.executable, str(script), capability],
+        env=kept | {"TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
     needs = [line.split() for line in done.stdout.splitlines()]

@@ -165,7 +165,7 @@ def test_gradients_of_pieces_fit_a_bound():
     x = torch.empty(1, 1, 1, 128).expand(1, 1, 2**17, 128)
     view = View.everything((1, 1, 512, 2**17), x.device)
     parts = launch.Prepared(x[:, :, :512], x, x, torch.ones(1), view, (2.0, "normalising", 0.0), None).call.parts
-    assert 1 <= parts * 4 * 2**17 * 256 <= launch.MOST_PARTS_BYTES
+    assert 1 <= parts * 4 * 2**17 * 256 <= launch.MOST_PIECE_BYTES
 
 
 def test_nothing_is_held_for_every_pair_of_a_query_and_a_key():

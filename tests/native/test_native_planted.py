@@ -92,6 +92,7 @@ def plant(monkeypatch, tmp_path):
         build.compile_source(shlex.split(os.environ.get("CC", "cc")), tmp_path / "attend.c", path)
         library = ctypes.CDLL(str(path))
         monkeypatch.setattr(launch, "library", lambda: library)
+        monkeypatch.setattr(launch, "PIECES_FOR_EACH_THREAD", 4)  # several at once, with one thread too
 
     return compile_with
 

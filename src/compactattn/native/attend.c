@@ -11,6 +11,7 @@
  */
 #include <float.h>
 #include <math.h>
+#include <omp.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
@@ -52,6 +53,7 @@ typedef struct {
     float *out, *reach, *threshold;      /* (B, H, Q, E), (B, H, queries) twice; what is not wanted is NULL */
     int32_t *support;                    /* (B, H, queries) */
     float *dq, *dk, *dv;                 /* (B, H, Q, D), (B, G, K, D | E) of zeros */
+    float *piece_dk, *piece_dv;          /* (buffers, K, D | E) of zeros */
     double *dscale;                      /* (B, H) of zeros */
     int64_t bias_strides[4], allowed_strides[4];
     int64_t batch, heads, key_heads, queries, rows, keys, dim, width, samples_seen; /* rows = Q; samples_seen = 1 | B of a View */
@@ -562,6 +564,7 @@ static void free_block(Block *b) { free(b->w), free(b->tiles); }
 
 int lanes(void) { return LANES; }
 int rows_at_once(void) { return ROWS; }
+int long_run(void) { return LONG_RUN; }
 
 void weigh_rows(const RowsCall *c) {
 #pragma omp parallel num_threads(c->threads)
@@ -684,41 +687,38 @@ static void join_piece(const Call *c, int64_t place, int64_t piece, const Gift *
     join(c->dv + at * c->width, dv + first * TILE * c->width, keys * c->width);
 }
 
-/* Where there are many samples and heads of keys, a thread takes all pieces of one after another. Else `parts` pieces of each are
-   made at once, each in a buffer of its own. */
+/* Where `parts` is 1 a thread takes all pieces of a sample and head of keys, one after another, in its own buffer. Else so many
+   pieces of each are made at once, each in a buffer of its own. */
 void attend_backward(const Call *c) {
     int64_t places = c->batch * c->key_heads, share = c->heads / c->key_heads, tiles = c->keys / TILE;
-    int64_t pieces = (c->rows + LONG_RUN - 1) / LONG_RUN * share, parts = c->parts < pieces ? c->parts : pieces, alone = parts == 1;
-    int64_t k_size = c->keys * c->dim, v_size = c->keys * c->width, shared = alone ? 0 : parts * places;
-    float *dk = calloc(shared * k_size, sizeof(float)), *dv = calloc(shared * v_size, sizeof(float));
-    Gift *gifts = malloc(sizeof(Gift) * shared);
-#pragma omp parallel num_threads(alone && places < c->threads ? places : c->threads)
+    int64_t pieces = (c->rows + LONG_RUN - 1) / LONG_RUN * share, k_size = c->keys * c->dim, v_size = c->keys * c->width;
+    Gift *gifts = malloc(sizeof(Gift) * c->parts * places);
+#pragma omp parallel num_threads(c->parts == 1 && places < c->threads ? places : c->threads)
     {
         Block b = make_block(c);
         float *scaled = malloc(sizeof(float) * ROWS * c->dim);
-        if (alone) {
-            float *my_dk = calloc(k_size, sizeof(float)), *my_dv = calloc(v_size, sizeof(float));
+        if (c->parts == 1) {
+            float *dk = c->piece_dk + omp_get_thread_num() * k_size, *dv = c->piece_dv + omp_get_thread_num() * v_size;
 #pragma omp for schedule(dynamic, 1)
             for (int64_t place = 0; place < places; place++)
                 for (int64_t piece = 0; piece < pieces; piece++) {
-                    Gift gift = pull_piece(c, &b, scaled, place, piece, my_dk, my_dv);
-                    join_piece(c, place, piece, &gift, my_dk, my_dv, 0, tiles);
+                    Gift gift = pull_piece(c, &b, scaled, place, piece, dk, dv);
+                    join_piece(c, place, piece, &gift, dk, dv, 0, tiles);
                 }
-            free(my_dk), free(my_dv);
         }
-        for (int64_t wave = 0; wave < pieces && !alone; wave += parts) {
-            int64_t count = pieces - wave < parts ? pieces - wave : parts;
+        for (int64_t wave = 0; wave < pieces && c->parts > 1; wave += c->parts) {
+            int64_t count = pieces - wave < c->parts ? pieces - wave : c->parts;
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < count * places; i++)
-                gifts[i] = pull_piece(c, &b, scaled, i % places, wave + i / places, dk + i * k_size, dv + i * v_size);
+                gifts[i] = pull_piece(c, &b, scaled, i % places, wave + i / places, c->piece_dk + i * k_size, c->piece_dv + i * v_size);
 #pragma omp for schedule(static)
             for (int64_t j = 0; j < places * STRIPES; j++)
                 for (int64_t i = j / STRIPES; i < count * places; i += places)
-                    join_piece(c, i % places, wave + i / places, gifts + i, dk + i * k_size, dv + i * v_size,
+                    join_piece(c, i % places, wave + i / places, gifts + i, c->piece_dk + i * k_size, c->piece_dv + i * v_size,
                                tiles * (j % STRIPES) / STRIPES, tiles * (j % STRIPES + 1) / STRIPES);
         }
         free(scaled);
         free_block(&b);
     }
-    free(dk), free(dv), free(gifts);
+    free(gifts);
 }

@@ -24,8 +24,8 @@ from compactattn.rows import WHOLE, Pull
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 Code = tuple[float, str, float]  # a kernel as kernels.encode writes it
-PIECES_FOR_EACH_THREAD = 4  # at a time
-MOST_PARTS_BYTES = 2**28  # of dk and dv, which each piece has of its own where several are made at once
+PIECES_FOR_EACH_THREAD = 2  # at a time
+MOST_PIECE_BYTES = 2**28  # of dk and dv, which each piece has of its own where several are made at once
 FLOAT_MAX, FLOAT_MIN = torch.finfo(torch.float32).max, torch.finfo(torch.float32).tiny
 KINDS = (0.0, *WHOLE, math.nan, math.inf)  # of r, as attend.c numbers them; NaN stands for all others
 
@@ -50,7 +50,7 @@ class Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in (
             "q", "k", "v", "scale", "k_tiles", "v_tiles", "at", "lo", "hi", "slopes", "bias", "allowed", "before", "between",
-            "dout", "out", "reach", "threshold", "support", "dq", "dk", "dv", "dscale",
+            "dout", "out", "reach", "threshold", "support", "dq", "dk", "dv", "piece_dk", "piece_dv", "dscale",
         )),
         ("bias_strides", ctypes.c_int64 * 4),
         ("allowed_strides", ctypes.c_int64 * 4),
@@ -125,6 +125,8 @@ def estimate_backward(
     dq = call.new("dq", (*q.shape[:2], call.rows, call.dim))
     dk = call.new("dk", (*key_shape, call.dim)).zero_()
     dv = call.new("dv", (*key_shape, call.width)).zero_()
+    call.new("piece_dk", (call.buffers, call.keys, call.dim)).zero_()
+    call.new("piece_dv", (call.buffers, call.keys, call.width)).zero_()
     dscale = call.new("dscale", tuple(q.shape[:2]), torch.float64).zero_()
     call.run(library().attend_backward)
     dq = dq[:, :, : q.shape[2], : q.shape[3]].to(q.dtype)
@@ -171,8 +173,10 @@ class Prepared:
         self.dim, self.width = (_round_up(x.shape[3], self.lanes) for x in (q, v))
         places, threads = batch * k.shape[1], torch.get_num_threads()
         gradients = 4 * places * self.keys * (self.dim + self.width)  # bytes of dk and dv
+        pieces = math.ceil(self.rows / library().long_run()) * heads // k.shape[1]
         # no number hangs on how many are made at once
-        parts = max(1, min(math.ceil(PIECES_FOR_EACH_THREAD * threads / places), MOST_PARTS_BYTES // gradients))
+        parts = max(1, min(math.ceil(PIECES_FOR_EACH_THREAD * threads / places), pieces, MOST_PIECE_BYTES // gradients))
+        self.buffers = parts * places if parts > 1 else min(threads, places)
         # a key beyond the last would be read beyond the end of memory
         seen = torch.broadcast_tensors(view.at, view.lo.clamp_min(0), view.hi.clamp_max(k.shape[2]))
         self.kept: list[Tensor] = []

@@ -78,7 +78,7 @@ class Run:
     def latest(self) -> list[Evaluation]:
         """The evaluation of the latest step at each task, mode and length, or split; of two of one step, the one written last.
 
-        A row that does not note its step is taken to be of the last step that the run logged.
+        A row that does not note its step is taken to be of the last step that the run did.
         """
         found: dict[tuple[str, str, int], Evaluation] = {}
         for row in self.evaluation:

@@ -1,6 +1,8 @@
 """Associative recall is written as published: pairs, spaces, queries, and answers that follow from the prompt."""
 
 import re
+from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ from compactattn.data.recall import Recall, draw_words
 from compactattn.data.sequences import TASKS, Sequences, TestSet
 
 MQMTAR = TASKS["mqmtar"]
+SHARED = Recall(layout="shared")
+LAYOUTS = {"published": MQMTAR, "shared": SHARED}
 SMALL = Recall(symbols=8, words=8, width=1, queries=2)
 
 
@@ -27,6 +31,12 @@ def parse(task, row):
     pairs = re.findall(rf"({word}) \[1\] ({word}) \[0\]", source)
     runs = [run.count("[0]") for run in re.split(rf"{word} \[1\] {word} \[0\]", source)]
     return [k for k, _ in pairs], [v for _, v in pairs], runs, re.findall(rf"\[2\] ({word})", queries)
+
+
+def use(tokens, task=MQMTAR):
+    """The words that samples are written with, as {"keys": set of texts, "values": set of texts}."""
+    parsed = [parse(task, row) for row in tokens]
+    return {kind: {word for sample in parsed for word in sample[part]} for part, kind in enumerate(("keys", "values"))}
 
 
 def chi_square_is_small(counts):
@@ -53,7 +63,7 @@ def test_pairs_are_counted_exactly_as_the_density_is_written():
 
 @pytest.mark.parametrize("kind", ["keys", "values"])
 def test_a_vocabulary_is_ten_thousand_different_words_spread_over_all_symbols(kind):
-    words = MQMTAR.spell(kind)
+    words = MQMTAR.spell(kind, "test")
     assert words.shape == (10_000, 2)
     assert np.unique(words, axis=0).shape == (10_000, 2)
     assert words.min() == 3
@@ -63,32 +73,50 @@ def test_a_vocabulary_is_ten_thousand_different_words_spread_over_all_symbols(ki
 
 
 def test_keys_and_values_have_vocabularies_of_their_own():
-    keys, values = MQMTAR.spell("keys"), MQMTAR.spell("values")
-    assert not np.array_equal(keys, values)
-    assert not np.array_equal(keys, Recall(vocabulary=1).spell("keys"))
+    for task in LAYOUTS.values():
+        keys, values = task.spell("keys", "test"), task.spell("values", "test")
+        assert not np.array_equal(keys, values)
+        assert not np.array_equal(keys, replace(task, vocabulary=1).spell("keys", "test"))
     with pytest.raises(ValueError, match="read-only"):
-        draw_words("keys", 0, 8, 8, 1)[0] = 1
+        draw_words("keys", "words", 8, 8, 1)[0] = 1
 
 
 def test_a_vocabulary_can_hold_every_word_there_is():
-    assert sorted(map(tuple, draw_words("keys", 0, 27, 3, 3))) == [(i // 9, i // 3 % 3, i % 3) for i in range(27)]
+    assert sorted(map(tuple, draw_words("keys", "words", 27, 3, 3))) == [(i // 9, i // 3 % 3, i % 3) for i in range(27)]
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("lengths", [[32], [64] * 300, [*range(32, 65)] * 9, [400] * 20, [1024] * 5])
-def test_a_sample_is_pairs_and_spaces_then_queries(lengths):
-    vocabulary = {kind: {MQMTAR.render(word) for word in MQMTAR.spell(kind)} for kind in ("keys", "values")}
-    for row, n in zip(draw(MQMTAR, lengths), lengths, strict=True):
-        keys, values, runs, queried = parse(MQMTAR, row)
-        assert len(keys) == int(0.8 * n / 6)
+def test_a_sample_is_pairs_and_spaces_then_queries(lengths, layout):
+    task = LAYOUTS[layout]
+    vocabulary = {kind: {task.render(word) for word in task.spell(kind, "test")} for kind in ("keys", "values")}
+    for row, n in zip(draw(task, lengths), lengths, strict=True):
+        keys, values, runs, queried = parse(task, row)
+        assert len(keys) == len(values) == int(0.8 * n / 6)
         assert len(set(keys)) == len(keys)
         assert vocabulary["keys"].issuperset(keys)
         assert vocabulary["values"].issuperset(values)
         assert 6 * len(keys) + sum(runs) == n
-        assert len(queried) == len(set(queried)) == 4
+        assert len(queried) == 4
         assert set(queried) <= set(keys)
         answer = MQMTAR.render(row).split(" <sep> ")[1].split(" <eos>")
         assert answer[0] == " ".join(f"[2] {values[keys.index(key)]}" for key in queried)
         assert set(answer[1].split()) <= {"<pad>"}
+
+
+def test_the_values_of_a_sample_differ_and_its_queries_may_repeat():
+    parsed = [parse(MQMTAR, row) for row in draw(MQMTAR, [64] * 2000)]
+    assert all(len(set(values)) == 8 for _, values, _, _ in parsed)
+    assert all(len(set(values)) == 682 for _, values, _, _ in [parse(MQMTAR, row) for row in draw(MQMTAR, [5120] * 5)])
+    different = np.mean([len(set(queried)) == 4 for *_, queried in parsed])
+    assert different == pytest.approx(8 * 7 * 6 * 5 / 8**4, abs=0.05)  # four independent queries of eight pairs
+
+
+def test_shared_words_have_values_that_may_repeat_and_queries_that_do_not():
+    small = Recall(symbols=8, words=8, width=1, queries=4, layout="shared")
+    parsed = [parse(small, row) for row in draw(small, [40] * 200)]
+    assert any(len(set(values)) < 8 for _, values, _, _ in parsed)
+    assert all(len(set(queried)) == 4 for *_, queried in parsed)
 
 
 SETTINGS = [
@@ -99,6 +127,9 @@ SETTINGS = [
     (Recall(symbols=16, words=256, queries=1), 24),
     (Recall(symbols=6, words=30, width=3, queries=2, density=1), 240),
     (Recall(symbols=16, words=16, width=1, queries=3, density=0.5), 33),
+    (Recall(symbols=8, words=8, width=1, queries=5), 6),  # one pair, asked for five times
+    (SHARED, 64),
+    (SHARED, 4096),
 ]
 
 
@@ -153,9 +184,10 @@ def test_spaces_fall_evenly_before_between_and_after_the_pairs():
     assert abs(runs.var() - 16 * 1 / 9 * 8 / 9) < 0.1
 
 
-def test_every_pair_is_asked_for_equally_often_and_in_any_order():
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_pair_is_asked_for_equally_often_and_in_any_order(layout):
     places = []
-    for row in draw(MQMTAR, [64] * 2000):
+    for row in draw(LAYOUTS[layout], [64] * 2000):
         keys, _, _, queried = parse(MQMTAR, row)
         places.append([keys.index(key) for key in queried])
     for column in np.array(places).T:
@@ -171,14 +203,32 @@ def test_every_word_is_used_equally_often():
         assert chi_square_is_small(counts)
 
 
-def test_training_and_tests_speak_the_same_words():
+def test_training_and_every_test_have_words_of_their_own():
+    files = [use(Sequences(MQMTAR, seed, 64, 64).tokens(0, 400)[0]) for seed in (0, 1)]
+    files += [use(TestSet(MQMTAR, n, seed=seed).tokens(0, 3200 // (n // 8))) for n, seed in ((64, 0), (64, 1), (128, 0))]
+    for one, other in combinations(files, 2):
+        for kind in ("keys", "values"):
+            chance = len(one[kind]) * len(other[kind]) / 256**2  # about 112; of the same 10,000 words it would be 730
+            assert len(one[kind] & other[kind]) == pytest.approx(chance, abs=6 * np.sqrt(chance))
+
+
+def test_a_file_keeps_its_words_from_its_first_sample_to_its_last():
     task = Recall(symbols=16, words=20, queries=1)
-    words = {kind: {task.render(word) for word in task.spell(kind)} for kind in ("keys", "values")}
+    for draw_from in (
+        lambda first: Sequences(task, 1).tokens(first, 200)[0],
+        lambda first: TestSet(task, 64).tokens(first, 200),
+    ):
+        early, late = use(draw_from(0), task), use(draw_from(800), task)
+        assert early == late
+        assert len(early["keys"]) == len(early["values"]) == 20
+
+
+def test_shared_words_are_the_same_in_training_and_tests():
+    task = Recall(symbols=16, words=20, queries=1, layout="shared")
+    words = {kind: {task.render(word) for word in task.spell(kind, "any")} for kind in ("keys", "values")}
     sets = (Sequences(task, 1).tokens(0, 200)[0], Sequences(task, 2).tokens(0, 200)[0], TestSet(task, 64).tokens(0, 200))
     for tokens in sets:
-        parsed = [parse(task, row) for row in tokens]
-        assert {key for sample in parsed for key in sample[0]} == words["keys"]
-        assert {value for sample in parsed for value in sample[1]} == words["values"]
+        assert use(tokens, task) == words
 
 
 @pytest.mark.parametrize(
@@ -195,6 +245,7 @@ def test_training_and_tests_speak_the_same_words():
             {"symbols": 16},
             "16 symbols spell only 256 different words of width 2, not 10000; lower words or raise symbols or width",
         ),
+        ({"layout": "fresh"}, "layout = 'fresh' is unknown; choose published or shared"),
         ({"width": 4}, "256 symbols to the power of width 4 exceed 2^24 words; lower one of the two"),
     ],
 )
@@ -206,11 +257,13 @@ def test_an_impossible_task_is_refused_with_its_numbers(settings, message):
 
 def test_a_source_too_short_for_its_queries_names_the_least_length():
     with pytest.raises(ValueError) as error:
-        MQMTAR.check(29)
-    assert "holds 3 pairs, too few for 4 queries; use a length of at least 30" in str(error.value)
-    MQMTAR.check(30)
-    with pytest.raises(ValueError, match="holds 0 pairs"):
-        MQMTAR.check(5)
+        SHARED.check(29)
+    assert "holds 3 pairs, too few for 4 queries; use a length of at least 30 or fewer queries" in str(error.value)
+    SHARED.check(30)
+    with pytest.raises(ValueError) as error:
+        MQMTAR.check(7)
+    assert str(error.value).endswith("holds 0 pairs, too few for 4 queries; use a length of at least 8")
+    MQMTAR.check(8)
 
 
 def test_a_source_with_more_pairs_than_words_is_refused():

@@ -10,11 +10,12 @@ import torch
 from compactattn.data import sequences
 from compactattn.data.frozen import CHECKSUMS
 from compactattn.data.recall import Recall
-from compactattn.data.sequences import TASKS, Sequences, TestSet, choose_task
+from compactattn.data.sequences import FROZEN, TASKS, Sequences, TestSet, choose_task
 
 NAMES = list(TASKS)
 TRAINING = {  # digests of inputs, counted and judged of samples 1000 … 1255 of seed 7
-    "mqmtar": "eca379f9eb21c361abc338e7366106b00fda62b38c7b59b85563fe6f9f55f062",
+    "mqmtar": "583a9330cea2d00ff609c12c593b10e01a3a3bcabd3b3349f2a0d430bfdef133",
+    "mqmtar, shared words": "eca379f9eb21c361abc338e7366106b00fda62b38c7b59b85563fe6f9f55f062",
     "sort": "3a59519d7f909fb4cd7b2d0caa19afe126634ff17708cb488ce303613d441b8a",
     "reverse": "57b2b7d8cd10837491e367d7ef3a829e7d760040c0a5ffae7f58d242c9840539",
     "copy": "6f739676eadbb69e6989f5672bd464c40cf2ed46d0534dfbd0c69fe5499a7712",
@@ -119,14 +120,14 @@ def test_test_sets_of_two_lengths_do_not_share_their_sources():
 
 @pytest.mark.parametrize(("name", "length", "samples"), CHECKSUMS)
 def test_the_published_test_sets_are_frozen(name, length, samples):
-    TestSet(TASKS[name], length, samples).verify()
+    TestSet(FROZEN[name], length, samples).verify()
 
 
 def test_every_length_of_the_tables_and_up_to_65536_is_published():
-    lengths = {name: {n for task, n, samples in CHECKSUMS if task == name and samples == 1000} for name in NAMES}
-    assert all(lengths[name] >= {64 * 2**i for i in range(7)} for name in NAMES)
+    lengths = {name: {n for task, n, samples in CHECKSUMS if task == name and samples == 1000} for name in FROZEN}
+    assert all(lengths[name] >= {64 * 2**i for i in range(7)} for name in FROZEN)
     assert 96 in lengths["reverse"]
-    assert all((name, 65_536, 16) in CHECKSUMS for name in NAMES)
+    assert all((name, 64 * 2**i, 16) in CHECKSUMS for name in FROZEN for i in range(7, 11))
 
 
 def test_a_checksum_is_the_digest_of_the_shape_and_the_tokens():
@@ -136,9 +137,9 @@ def test_a_checksum_is_the_digest_of_the_shape_and_the_tokens():
     assert TestSet(TASKS["mqmtar"], 64, 29).checksum() != test.checksum()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FROZEN)
 def test_the_training_batches_are_frozen(name):
-    batch = Sequences(TASKS[name], 7).batch(1000, 256)
+    batch = Sequences(FROZEN[name], 7).batch(1000, 256)
     digest = hashlib.sha256(batch.inputs.numpy().astype("<i4").tobytes())
     for mask in (batch.counted, batch.judged):
         digest.update(np.packbits(mask.numpy()).tobytes())
@@ -163,7 +164,14 @@ def test_a_set_that_is_not_the_published_one_has_no_checksum_on_record():
         assert other.published is None
         with pytest.raises(ValueError, match="no checksum is on record for mqmtar at length 64"):
             other.verify()
+    assert TestSet(replace(FROZEN["mqmtar, shared words"], density=0.7), 64).published is None
+
+
+def test_each_layout_of_mqmtar_has_checksums_of_its_own():
     assert TestSet(TASKS["mqmtar"], 64).published == CHECKSUMS["mqmtar", 64, 1000]
+    older = TestSet(choose_task("mqmtar", layout="shared"), 64).published
+    assert older == CHECKSUMS["mqmtar, shared words", 64, 1000]
+    assert older.startswith("7220631bb4e9")  # as in results/length-gen/mqmtar.jsonl
 
 
 def test_a_test_set_says_where_its_prompts_end():
@@ -193,7 +201,9 @@ def test_a_task_is_chosen_by_name_and_changed_by_setting():
         (lambda: choose_task("mqmtar", density=True), "density of mqmtar must be a number, got True"),
         (lambda: Sequences(TASKS["sort"], 0, 9, 8), "shortest = 9 is above longest = 8"),
         (lambda: Sequences(TASKS["sort"], 0, 0, 8), "a source of length 0 is empty"),
-        (lambda: Sequences(TASKS["mqmtar"], 0, 8, 64), "holds 1 pairs, too few for 4 queries"),
+        (lambda: choose_task("mqmtar", layout=1), "layout of mqmtar must be text, got 1"),
+        (lambda: Sequences(TASKS["mqmtar"], 0, 7, 64), "holds 0 pairs, too few for 4 queries"),
+        (lambda: Sequences(FROZEN["mqmtar, shared words"], 0, 8, 64), "holds 1 pairs, too few for 4 queries"),
         (lambda: Sequences(choose_task("mqmtar", words=5), 0), "holds 8 pairs, but there are only 5 words"),
         (lambda: Sequences(TASKS["sort"], 0).batch(-1, 4), "samples are numbered from 0, got 4 samples from number -1"),
         (lambda: TestSet(TASKS["mqmtar"], 80_000), "holds 10666 pairs, but there are only 10000 words"),

@@ -17,13 +17,19 @@ from compactattn.data.draws import Array, Draws
 from compactattn.data.tasks import Length, Task
 
 SPACE, BINDS, ASKS = 0, 1, 2  # the utility tokens
+LAYOUTS = ("published", "shared")
+
+
+def check_layout(layout: str) -> None:
+    if layout not in LAYOUTS:
+        raise ValueError(f"layout = {layout!r} is unknown; choose {' or '.join(LAYOUTS)}")
 
 
 @lru_cache(maxsize=8)
-def draw_words(kind: str, seed: int, words: int, symbols: int, width: int) -> Array:
-    """`words` different rows of `width` numbers below `symbols`, (words, width) int32."""
+def draw_words(kind: str, name: str, words: int, symbols: int, width: int) -> Array:
+    """`words` different rows of `width` numbers below `symbols`, (words, width) int32; another name draws other rows."""
     spellings = symbols**width
-    codes = Draws(f"words|{seed}").ranking(np.array([[spellings]]), spellings, kind, np.zeros(1, np.uint64))[0, :words]
+    codes = Draws(name).ranking(np.array([[spellings]]), spellings, kind, np.zeros(1, np.uint64))[0, :words]
     rows = codes[:, None] // symbols ** np.arange(width)[::-1] % symbols
     rows = rows.astype(np.int32)
     rows.flags.writeable = False  # every caller shares them
@@ -36,11 +42,19 @@ class Recall(Task):
 
     <bos> 17 203 [1] 5 88 [0] [0] [0] 91 4 [1] 250 13 [0] [2] 91 4 [2] 17 203 <sep> [2] 250 13 [2] 5 88 <eos>
 
-    Keys and values are words of `width` symbols out of two vocabularies of `words` different ones, drawn once and the same
-    for training and tests. A source of length n holds ⌊density · n / (2 · width + 2)⌋ pairs `key [1] value [0]`.
+    Keys and values are words of `width` symbols. There are two vocabularies, each of `words` different words.
+    A source of length n holds ⌊density · n / (2 · width + 2)⌋ pairs `key [1] value [0]`. All keys of a sample differ.
     The rest are spaces [0], each put before, between or after the pairs with equal chances. The queries follow the source
-    and add to its length. Within a sample all keys differ, values may repeat, and no pair is asked for twice.
-    An exact match judges the symbols of the values, not the [2] before each.
+    and add to its length. An exact match judges the symbols of the values, not the [2] before each.
+
+    The layout says what files share. A file is a training stream or a test set, known by the name of its draws.
+
+    | layout    | words of a file                 | values of a sample | queries of a sample        |
+    |-----------|---------------------------------|--------------------|----------------------------|
+    | published | its own                         | all differ         | may repeat                 |
+    | shared    | those of training and all tests | may repeat         | no pair is asked for twice |
+
+    "published" is the paper's data. "shared" is easier: the test words are known from training. Older runs have it.
     """
 
     symbols: int = 256
@@ -49,11 +63,13 @@ class Recall(Task):
     queries: int = 4
     density: float = 0.8  # share of a source that is pairs
     vocabulary: int = 0  # the seed of the words
+    layout: str = "published"
     name: ClassVar[str] = "mqmtar"
     utilities: ClassVar[int] = 3
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_layout(self.layout)
         for name in ("words", "width", "queries"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} = {getattr(self, name)} must be at least 1")
@@ -92,12 +108,12 @@ class Recall(Task):
 
     def check(self, length: int) -> None:
         super().check(length)
-        pairs = self.pairs(length)
-        if pairs < self.queries:
-            least = math.ceil(self.queries * self.block / self.share)
+        pairs, needed = self.pairs(length), self.queries if self.layout == "shared" else 1
+        if pairs < needed:
+            least, remedy = math.ceil(needed * self.block / self.share), " or fewer queries" if needed > 1 else ""
             raise ValueError(
                 f"a source of length {length} at density {self.density} holds {pairs} pairs, too few for "
-                f"{self.queries} queries; use a length of at least {least} or fewer queries"
+                f"{self.queries} queries; use a length of at least {least}{remedy}"
             )
         if pairs > self.words:
             raise ValueError(
@@ -107,9 +123,9 @@ class Recall(Task):
 
     def fill(self, tokens: Array, draws: Draws, samples: Array, lengths: Array, longest: int) -> None:
         pairs, most, row = self.pairs(lengths), self.pairs(longest), tokens.shape[1]
-        key_words, value_words = (self.spell(kind) for kind in ("keys", "values"))
-        keys = key_words[draws.distinct(self.words, "keys", samples, most)]  # (B, P, width)
-        values = value_words[draws.below(self.words, "values", samples, most)]
+        bound, asked = self.choose(draws, samples, pairs, most)
+        keys = self.spell("keys", draws.name)[draws.distinct(self.words, "keys", samples, most)]  # (B, P, width)
+        values = self.spell("values", draws.name)[bound]
         heads = np.arange(len(samples))[:, None] * row  # where each sample starts in the flat array
         flat = tokens.reshape(-1)
 
@@ -121,12 +137,19 @@ class Recall(Task):
         inside = np.arange(most) < pairs[:, None]
         flat[places[inside][:, None] + np.arange(self.block)] = written[inside]
 
-        asked = draws.ranking(pairs[:, None], most, "queries", samples)[:, : self.queries, None]  # (B, Q, 1)
         steps = np.arange(self.queries)[:, None] * (self.width + 1) + np.arange(self.width + 1)  # (Q, width + 1)
         for start, answers in ((lengths + 1, keys), (self.prompt_length(lengths), values)):
             words = np.full((len(samples), self.queries, self.width + 1), ASKS, dtype=np.int32)
-            words[:, :, 1:] = np.take_along_axis(answers, asked, axis=1)
+            words[:, :, 1:] = np.take_along_axis(answers, asked[:, :, None], axis=1)
             flat[(heads + start[:, None])[:, :, None] + steps] = words
+
+    def choose(self, draws: Draws, samples: Array, pairs: Array, most: int) -> tuple[Array, Array]:
+        """The number of each pair's value word (B, P), and which pairs are asked for (B, Q)."""
+        if self.layout == "shared":
+            asked = draws.ranking(pairs[:, None], most, "queries", samples)[:, : self.queries]
+            return draws.below(self.words, "values", samples, most), asked
+        asked = draws.below(pairs[:, None], "queries", samples, self.queries)
+        return draws.distinct(self.words, "values", samples, most), asked
 
     def places(self, draws: Draws, samples: Array, lengths: Array, longest: int) -> Array:
         """Where each pair starts within its source, (B, P): after the pairs before it and the spaces of the gaps before it."""
@@ -139,9 +162,10 @@ class Recall(Task):
         counts = np.bincount(cells.reshape(-1), minlength=len(samples) * (most + 2)).reshape(len(samples), most + 2)
         return np.arange(most) * self.block + np.cumsum(counts[:, :most], axis=1)
 
-    def spell(self, kind: str) -> Array:
-        """The tokens of every word of a vocabulary, "keys" or "values", (words, width)."""
-        return draw_words(kind, self.vocabulary, self.words, self.symbols, self.width) + np.int32(self.utilities)
+    def spell(self, kind: str, file: str) -> Array:
+        """The tokens of every word of a file's vocabulary, "keys" or "values", (words, width)."""
+        name = f"words|{self.vocabulary}" if self.layout == "shared" else f"words|{self.vocabulary}|{file}"
+        return draw_words(kind, name, self.words, self.symbols, self.width) + np.int32(self.utilities)
 
     def judges(self, offsets: Array) -> Array:
         return offsets % (self.width + 1) != 0

@@ -16,21 +16,25 @@ from compactattn.data.frozen import CHECKSUMS
 from compactattn.data.recall import Recall
 from compactattn.data.tasks import Copy, Reverse, Sort, Task
 
-TASKS: dict[str, Task] = {task.name: task for task in (Recall(), Sort(), Reverse(), Copy())}  # at the published sizes
+TASKS: dict[str, Task] = {task.name: task for task in (Recall(), Sort(), Reverse(), Copy())}  # as published
+FROZEN: dict[str, Task] = {**TASKS, "mqmtar, shared words": Recall(layout="shared")}  # by the names of data/frozen.py
 TEST_SEED = 0
+KINDS: dict[type, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "a whole number"), float: ((int, float), "a number"), str: ((str,), "text"),
+}  # fmt: skip
 
 
 def choose_task(name: str, **changes: Any) -> Task:
-    """The published task of that name with some of its numbers changed, as in choose_task("mqmtar", symbols=16, words=100)."""
+    """The published task of that name with some settings changed, as in choose_task("mqmtar", symbols=16, words=100)."""
     if name not in TASKS:
         raise ValueError(f"task {name!r} is unknown; choose one of {', '.join(TASKS)}")
     known = [field.name for field in fields(TASKS[name])]
     for change, value in changes.items():
         if change not in known:
             raise ValueError(f"{name} has no setting {change!r}; it has {', '.join(known)}")
-        kinds = (int, float) if isinstance(getattr(TASKS[name], change), float) else (int,)
+        kinds, words = KINDS[type(getattr(TASKS[name], change))]
         if isinstance(value, bool) or not isinstance(value, kinds):
-            raise ValueError(f"{change} of {name} must be {'a' if float in kinds else 'a whole'} number, got {value!r}")
+            raise ValueError(f"{change} of {name} must be {words}, got {value!r}")
     return replace(TASKS[name], **changes)
 
 
@@ -52,6 +56,7 @@ class Sequences:
     """A stream of training samples whose source lengths are uniform on shortest … longest.
 
     Every batch is padded to the tokens of the longest source. Sample i is a pure function of these four fields and i.
+    Each seed is a file of its own, with its own random numbers.
     """
 
     task: Task
@@ -82,7 +87,10 @@ class Sequences:
 
 @dataclass(frozen=True)
 class TestSet:
-    """The frozen test set at exactly one source length. No training stream shares its random numbers, whatever the seeds."""
+    """The frozen test set at exactly one source length.
+
+    Each seed and length is a file of its own, with its own random numbers. No training stream shares them.
+    """
 
     __test__: ClassVar[bool] = False  # not a class of tests, whatever pytest makes of its name
 
@@ -139,8 +147,8 @@ class TestSet:
     @property
     def published(self) -> str | None:
         """The checksum that this set must have, or None where none is on record."""
-        standard = self.seed == TEST_SEED and self.task == TASKS.get(self.task.name)
-        return CHECKSUMS.get((self.task.name, self.length, self.samples)) if standard else None
+        name = next((name for name, task in FROZEN.items() if task == self.task), "")
+        return CHECKSUMS.get((name, self.length, self.samples)) if self.seed == TEST_SEED else None
 
     def verify(self) -> None:
         """Raises a ValueError unless this machine draws the published set byte for byte."""

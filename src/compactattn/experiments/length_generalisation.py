@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from torch import nn
 
+from compactattn.data.recall import Recall, check_layout
 from compactattn.data.sequences import TASKS, Sequences, TestSet, choose_task
 from compactattn.data.tasks import Task
 from compactattn.evaluation.exact_match import MODES, Match, Mode, evaluate
@@ -24,16 +25,27 @@ from compactattn.training.loop import Summary, train
 NAME = "length-gen"
 VALIDATION_SEED = 1  # of sequences like the test sets', and none of theirs
 VALIDATION_SAMPLES = 200
+HORIZON = 156_250  # steps of warm-up and cosine, of every task: reverse ends before it, mqmtar goes on after it
 
 
 @dataclass(frozen=True)
 class Data:
-    """What a run is trained on: a task, what differs from the published one, and the lengths of its sources."""
+    """What a run is trained on: a task, what differs from the published one, and the lengths of its sources.
+
+    `layout` says whether each file of mqmtar has words of its own, "published", or all share them; see `Recall`.
+    A config.json without it is of an older run, and means "shared". Other tasks have no words and ignore it.
+    """
 
     task: str
     changes: Mapping[str, Any]
     shortest: int = 32
     longest: int = 64
+    layout: str = "shared"
+
+    def __post_init__(self) -> None:
+        check_layout(self.layout)
+        if "layout" in self.changes:
+            raise ValueError("data.changes cannot hold a layout; write it as data.layout")
 
     @staticmethod
     def of(config: RunConfig) -> Data:
@@ -41,7 +53,12 @@ class Data:
         return cast(Data, read_data(Data, config, NAME))
 
     def make_task(self) -> Task:
-        return choose_task(self.task, **self.changes)
+        task = choose_task(self.task, **self.changes)
+        return replace(task, layout=self.layout) if isinstance(task, Recall) else task
+
+    def to_config(self) -> dict[str, Any]:
+        """The data as a config holds it. Only mqmtar states a layout, so other tasks' configs equal those of older runs."""
+        return {name: value for name, value in asdict(self).items() if name != "layout" or self.task == Recall.name}
 
 
 # -- configs -------------------------------------------------------------------------------------
@@ -52,18 +69,18 @@ def paper(task: str) -> RunConfig:
     sizes, examples = {"sort": "sort", "reverse": "reverse", "copy": "reverse", "mqmtar": "recall"}, {"mqmtar": 50, "sort": 40}
     steps = examples.get(task, 30) * 1_000_000 // 256
     training = TrainingConfig(
-        steps=steps, batch=256, rate=1e-3, final_rate=5e-5, warmup=40_000, decay=0.1, betas=(0.9, 0.999), precision="bf16",
-        compile="parts", graph=True, log_every=100, checkpoint_every=5000, validate_every=5000,
+        steps=steps, batch=256, rate=1e-3, final_rate=5e-5, warmup=40_000, decay=0.1, betas=(0.9, 0.95), precision="bf16",
+        horizon=HORIZON, compile="parts", graph=True, log_every=100, checkpoint_every=5000, validate_every=5000,
     )  # fmt: skip
-    model = ZOO[sizes[_known(task)]].configure(vocab=choose_task(task).vocab)
-    return RunConfig(NAME, 0, model, training, asdict(Data(task, {})))
+    model = ZOO[sizes[_known(task)]].configure(vocab=choose_task(task).vocab, slots=2688, dropout=0.05, persistent_dropout=0.05)
+    return RunConfig(NAME, 0, model, training, Data(task, {}, layout="published").to_config())
 
 
 def gpu_short(task: str) -> RunConfig:
     """The published model and data for 2,000 steps: minutes on a GPU, a hundredth of the published training."""
     config = paper(task)
     training = replace(
-        config.training, steps=2000, warmup=200, betas=(0.9, 0.99), log_every=20, checkpoint_every=1000, validate_every=500
+        config.training, steps=2000, warmup=200, horizon=0, log_every=20, checkpoint_every=1000, validate_every=500
     )
     return replace(config, training=training)
 
@@ -71,13 +88,13 @@ def gpu_short(task: str) -> RunConfig:
 def cpu_quick(task: str) -> RunConfig:
     """A small model on a small task: a minute or two on two CPU cores."""
     changes = {"mqmtar": {"symbols": 128, "words": 4096, "queries": 2}}.get(_known(task), {"symbols": 16})
-    data = Data(task, changes, shortest=16, longest=32)
+    data = Data(task, changes, shortest=16, longest=32, layout="published")
     training = TrainingConfig(
         steps=1500, batch=32, rate=2e-3, final_rate=1e-4, warmup=100, betas=(0.9, 0.99),
         log_every=10, checkpoint_every=300, validate_every=300,
     )  # fmt: skip
     model = ZOO["laptop"].configure(vocab=data.make_task().vocab, slots=64)
-    return RunConfig(NAME, 0, model, training, asdict(data))
+    return RunConfig(NAME, 0, model, training, data.to_config())
 
 
 PRESETS: dict[str, Callable[[str], RunConfig]] = {"cpu-quick": cpu_quick, "gpu-short": gpu_short, "paper": paper}

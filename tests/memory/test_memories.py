@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from compactattn import parse, weights
+from compactattn import attend, parse, weights
 from compactattn.kernels import FAMILY
 from compactattn.memory.contextual import ContextualMemory
 from compactattn.memory.features import leaky_average
@@ -209,3 +209,30 @@ def test_memories_compile_into_one_graph():
     memory, x = copy.deepcopy(make("sparsemax")), torch.randn(2, 9, WIDTH, dtype=torch.float64)
     compiled = torch.compile(memory, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(compiled(x), memory(x), rtol=1e-12, atol=1e-12)
+
+
+def test_weights_of_persistent_memory_are_dropped_in_training_alone():
+    torch.manual_seed(0)
+    plain, dropping = (PersistentMemory(WIDTH, HEADS, 40, dropout=p).double() for p in (0.0, 0.4))
+    dropping.load_state_dict(plain.state_dict())
+    x = torch.randn(2, TIME, WIDTH, dtype=torch.float64)
+    torch.testing.assert_close(dropping.eval()(x), plain(x))
+    dropping.train()
+    torch.manual_seed(1)
+    first = dropping(x)
+    torch.manual_seed(1)
+    assert torch.equal(dropping(x), first)  # the seed decides
+    assert not torch.allclose(first, plain(x))
+    torch.manual_seed(2)
+    mean = torch.stack([dropping(x).detach() for _ in range(400)]).mean(0)  # what is kept is divided by 0.6
+    assert float((mean - plain(x).detach()).norm() / plain(x).detach().norm()) < 0.05
+
+
+def test_dropout_of_persistent_memory_is_that_of_attend():
+    torch.manual_seed(0)
+    q, (k, v) = torch.randn(1, HEADS, 9, 4), torch.randn(2, 1, HEADS, 5, 4)
+    memory = PersistentMemory(WIDTH, HEADS, 5, dropout=0.5)
+    torch.manual_seed(3)
+    found = memory._attend(q, k, v)
+    torch.manual_seed(3)
+    assert torch.equal(found, attend(q, k, v, "softmax", scale=1.0, dropout=0.5))

@@ -42,6 +42,34 @@ def diagonal(p, name, x):
     return y
 
 
+def kernel(p, name, channel, time, discretise):
+    """2 Re Σ_n c_n b̄_n ā_n^j for ages j < time, of one a for each channel or one that all share."""
+    step, c = np.exp(p[f"{name}.log_step"][channel]), p[f"{name}.readout"][channel] @ np.array([1, 1j])
+    rates, frequencies = (p[f"{name}.{part}"].reshape(-1, len(c)) for part in ("log_rate", "frequency"))
+    mine = channel % len(rates)
+    a_bar, b_bar = discretise(-np.exp(rates[mine]) + 1j * frequencies[mine], step)
+    return np.array([2 * (c * b_bar * a_bar**age).sum().real for age in range(time)])
+
+
+def zero_order_hold(a, step):
+    return np.exp(step * a), (np.exp(step * a) - 1) / a
+
+
+def bilinear(a, step):
+    return (1 + step * a / 2) / (1 - step * a / 2), step / (1 - step * a / 2)
+
+
+def convolve(p, name, x, discretise):
+    """y = K x + skip ⊙ x, with a matrix K (T, T) of ages for every channel."""
+    time, width = x.shape
+    ages = np.arange(time)[:, None] - np.arange(time)
+    y = p[f"{name}.skip"] * x
+    for channel in range(width):
+        taps = kernel(p, name, channel, time, discretise)
+        y[:, channel] += np.where(ages >= 0, taps[np.maximum(ages, 0)], 0) @ x[:, channel]
+    return y
+
+
 def shift(p, name, x):
     """State moves one place down and the input enters at the top: A is the shift matrix, B = e₁ (H3, section 3.1)."""
     time, width = x.shape
@@ -68,6 +96,20 @@ def h3(module, x):
     p = arrays(module)
     q, k, v = np.split(np.stack([linear(p, "to_inputs", row) for row in x]), 3, -1)
     y = q * diagonal(p, "diagonal", shift(p, "shift", k) * v)
+    return np.stack([linear(p, "to_output", row) for row in y])
+
+
+def s4d_benchmark(module, x):
+    p = arrays(module)
+    y = convolve(p, "diagonal", x, zero_order_hold)
+    y = y * (1 + np.vectorize(erf)(y / np.sqrt(2))) / 2
+    return np.stack([linear(p, "to_output", row) for row in y])
+
+
+def h3_benchmark(module, x):
+    p = arrays(module)
+    q, k, v = np.split(np.stack([linear(p, "to_inputs", row) for row in x]), 3, -1)
+    y = q * convolve(p, "diagonal", shift(p, "shift", k) * v, bilinear)
     return np.stack([linear(p, "to_output", row) for row in y])
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, logsigmoid
 
 from compactattn.mixers.gla import GLA, Written
 from compactattn.mixers.linear_attention import CHUNK, _ChannelDecay, decay_scan, decay_step
-from compactattn.mixers.retnet import Retained, RetNet
+from compactattn.mixers.retnet import NormalisedRetNet, Retained, RetNet
 
 WIDTH = 12
 MIXERS = {
@@ -17,6 +17,8 @@ MIXERS = {
     "gla-3": lambda: GLA(WIDTH, 3),
     "retnet": lambda: RetNet(WIDTH, 1),
     "retnet-3": lambda: RetNet(WIDTH, 3),
+    "normalised-retnet": lambda: NormalisedRetNet(WIDTH, 1),
+    "normalised-retnet-3": lambda: NormalisedRetNet(WIDTH, 3),
 }
 each_mixer = pytest.mark.parametrize("make", MIXERS.values(), ids=MIXERS)
 
@@ -24,7 +26,8 @@ each_mixer = pytest.mark.parametrize("make", MIXERS.values(), ids=MIXERS)
 def some_past(mixer, batch):
     """What a past could have left, with another position in every sample."""
     keys = WIDTH // 2 if isinstance(mixer, GLA) else WIDTH
-    state = torch.randn(batch, mixer.heads, keys // mixer.heads, WIDTH // mixer.heads).double().requires_grad_()
+    values = mixer.to_output.in_features // mixer.heads + isinstance(mixer, NormalisedRetNet)
+    state = torch.randn(batch, mixer.heads, keys // mixer.heads, values).double().requires_grad_()
     return Written(state) if isinstance(mixer, GLA) else Retained(state, torch.tensor([17, 400])[:batch])
 
 
@@ -125,6 +128,38 @@ def test_retnet_is_the_sum_over_the_past_under_a_complex_power_of_the_age(heads)
     np.testing.assert_allclose(mixer(torch.tensor(x)[None])[0].detach(), expected, rtol=1e-9, atol=1e-9)
 
 
+def retain_by_rows(mixer, x):
+    """The published parallel form, from its equations: matrices (T, T) of scores for each head."""
+    heads, time, dim = mixer.heads, len(x), WIDTH // mixer.heads
+    weight, bias = mixer.to_inputs.weight, mixer.to_inputs.bias
+    q, k, v, gate = (x @ weight.T + bias).split((WIDTH, WIDTH, 2 * WIDTH, 2 * WIDTH), -1)
+    q, k, v = (part.unflatten(-1, (heads, -1)).transpose(0, 1) for part in (q, k, v))
+    turn = 10000.0 ** -torch.linspace(0, 1, dim // 2, dtype=torch.float64)
+    age = (torch.arange(time)[:, None] - torch.arange(time)).double()
+    out = []
+    for h in range(heads):
+        even, odd = (q[h, :, 0::2], k[h, :, 0::2]), (q[h, :, 1::2], k[h, :, 1::2])
+        cos, sin = torch.cos(age[..., None] * turn), torch.sin(age[..., None] * turn)
+        same = torch.einsum("td,jd,tjd->tj", *even, cos) + torch.einsum("td,jd,tjd->tj", *odd, cos)
+        crossed = torch.einsum("td,jd,tjd->tj", even[0], odd[1], sin) - torch.einsum("td,jd,tjd->tj", odd[0], even[1], sin)
+        decay = torch.tril((1 - 2.0 ** (-5 - h)) ** age.clamp_min(0))
+        scores = (same + crossed) * dim**-0.5 * decay / decay.sum(1, keepdim=True).sqrt()
+        scores = scores / scores.sum(1, keepdim=True).abs().clamp_min(1).detach()
+        o = scores @ v[h]
+        out.append((o - o.mean(-1, keepdim=True)) / (o.var(-1, keepdim=True, correction=0) + 1e-5).sqrt())
+    return (torch.cat(out, -1) * gate * gate.sigmoid()) @ mixer.to_output.weight.T + mixer.to_output.bias
+
+
+@pytest.mark.parametrize("size", [0.1, 3.0], ids=["sums below 1", "sums above 1"])
+@pytest.mark.parametrize("heads", [1, 3])
+def test_normalised_retnet_is_its_published_parallel_form_in_output_and_every_gradient(heads, size):
+    mixer, x = NormalisedRetNet(WIDTH, heads).double(), (torch.randn(1, 90, WIDTH) * size).double().requires_grad_()
+    inputs, weight = (x, *mixer.parameters()), torch.randn(90, WIDTH).double()
+    results = [(y, *torch.autograd.grad((y * weight).sum(), inputs)) for y in (mixer(x)[0], retain_by_rows(mixer, x[0]))]
+    assert_same(*results, 1e-9)
+    assert_same((mixer.recur(x)[0][0],), (retain_by_rows(mixer, x[0]),))
+
+
 def test_the_weights_under_channel_decay_pass_gradcheck():
     q, k = (torch.randn(2, 1, 8, 3).double().requires_grad_() for _ in range(2))
     since = torch.rand(2, 1, 8, 3).double().neg().cumsum(-2).requires_grad_()
@@ -209,6 +244,7 @@ def test_training_takes_a_few_operations_for_each_chunk_and_none_for_each_positi
 
 def test_parameters_are_those_of_the_methods():
     assert sum(p.numel() for p in RetNet(128, 4).parameters()) == 5 * 128**2
+    assert sum(p.numel() for p in NormalisedRetNet(128, 8).parameters()) == 8 * 128**2 + 7 * 128
     assert sum(p.numel() for p in GLA(128).parameters()) == 4 * 128**2 + 128 + (128 * 16 + 16 * 64 + 64)
 
 

@@ -1,6 +1,8 @@
 """S4D, H3 and Mamba: parallel equals recurrent, both equal the papers, and each learns what it is known to learn."""
 
 import copy
+import math
+from functools import partial
 
 import pytest
 import ssm_equations
@@ -10,7 +12,7 @@ from operations import Count, count_training
 from torch.nn.functional import pad
 
 from compactattn.mixers import convolution, mamba, selective_scan
-from compactattn.mixers.convolution import bands
+from compactattn.mixers.convolution import DiagonalSSM, bands, bilinear, draw_taps, hold, start_inverse
 from compactattn.mixers.h3 import H3
 from compactattn.mixers.mamba import Mamba
 from compactattn.mixers.s4d import S4D
@@ -18,7 +20,13 @@ from compactattn.training.config import TrainingConfig
 from compactattn.training.optimiser import build_optimiser
 
 WIDTH, CHUNK = 5, 64  # the chunk of convolutions; that of the scan divides it
-MIXERS = {"s4d": (S4D, 6), "h3": (H3, 6), "mamba": (Mamba, 3)}
+MIXERS = {
+    "s4d": (S4D, 6),
+    "h3": (H3, 6),
+    "mamba": (Mamba, 3),
+    "s4d_benchmark": (partial(S4D, gated=False, start=start_inverse, shared=True), 6),
+    "h3_benchmark": (partial(H3, taps=draw_taps, discretise=bilinear), 6),
+}
 each_mixer = pytest.mark.parametrize("name", MIXERS)
 
 
@@ -212,12 +220,14 @@ def test_under_bf16_autocast_the_memory_is_kept_in_fp32(name):
 @each_mixer
 def test_convolutions_and_scans_are_left_alone_by_autocast(name, monkeypatch):
     mixer, x = make(name, torch.float32), numbers(2, 70, WIDTH, dtype=torch.float32).bfloat16().float()
-    if name != "s4d":  # projections that are exact in bf16, so that all that follows must be the same to the last bit
+    if not name.startswith(
+        "s4d"
+    ):  # projections that are exact in bf16, so that all that follows must be the same to the last bit
         torch.nn.init.dirac_(mixer.to_inputs.weight.data[..., None])
         mixer.to_inputs.weight.data += mixer.to_inputs.weight.data.roll(WIDTH, 0) + mixer.to_inputs.weight.data.roll(
             2 * WIDTH, 0
         )
-    if name == "h3":
+    if name.startswith("h3"):
         torch.nn.init.zeros_(mixer.to_inputs.bias)
     seen = []
     if name == "mamba":
@@ -269,6 +279,64 @@ def test_the_mixers_start_as_published():
     torch.testing.assert_close(selective._rates()[:, 3], -torch.arange(1.0, 17))
     assert selective.to_step.weight.shape == (2000, 63)
     assert sum(p.numel() for p in Mamba(128).parameters()) == 116480
+
+
+@pytest.mark.parametrize("discretise", [hold, bilinear])
+def test_both_discretisations_are_those_of_complex_numbers_and_pass_gradcheck(discretise):
+    rate, frequency = torch.rand(3, 4).double() * 2 + 0.1, numbers(3, 4) * 40
+    rate[0, :2], frequency[0] = 300.0, torch.tensor([5.0, -5.0, 1.0, 0.0])  # |Δ a / 2| > 1: the real part of ā is negative
+    step, readout = torch.tensor([[0.05], [1e-3], [0.1]]).double(), numbers(3, 4, 2)
+    log, angle, w, w_i = discretise(rate, frequency, step, readout)
+    oracle = {hold: ssm_equations.zero_order_hold, bilinear: ssm_equations.bilinear}[discretise]
+    a_bar, b_bar = oracle(torch.complex(-rate, frequency).numpy(), step.numpy())
+    torch.testing.assert_close(torch.polar(log.exp(), angle), torch.from_numpy(a_bar), rtol=1e-11, atol=1e-14)
+    expected = torch.view_as_complex(readout) * torch.from_numpy(b_bar)
+    torch.testing.assert_close(torch.complex(w, w_i), expected, rtol=1e-11, atol=1e-13)
+    inputs = [x.clone().requires_grad_() for x in (rate, frequency, step, readout)]
+    assert torch.autograd.gradcheck(discretise, inputs)
+
+
+def test_the_bilinear_rule_stays_finite_where_it_forgets_everything_at_once():
+    rate = torch.tensor([[2.0, 2.0 + 1e-7, 1.9]], requires_grad=True)
+    log, *rest = bilinear(rate, torch.zeros(1, 3), torch.ones(1, 1), torch.ones(1, 3, 2))
+    assert (log[0, :2] < -7).all()
+    assert all(part.isfinite().all() for part in (log, *rest))
+    (log.sum() + sum(part.sum() for part in rest)).backward()
+    assert rate.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("discretise", [hold, bilinear])
+def test_in_fp32_slow_states_keep_their_bits(discretise):
+    arguments = (torch.tensor([[0.5, 1e-3]]), torch.tensor([[0.0, 1e-2]]), torch.tensor([[1e-3]]), torch.ones(1, 2, 2))
+    rough, exact = discretise(*arguments), discretise(*(x.double() for x in arguments))
+    torch.testing.assert_close(rough, tuple(x.float() for x in exact), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_the_gradients_of_a_diagonal_ssm_pass_gradcheck(shared):
+    ssm, x = DiagonalSSM(2, 4, start=start_inverse, shared=shared, discretise=bilinear).double(), numbers(1, 70, 2)
+    parameters = dict(ssm.named_parameters())
+
+    def answer(x, *values):
+        return torch.func.functional_call(ssm, dict(zip(parameters, values, strict=True)), x)
+
+    assert torch.autograd.gradcheck(answer, (x.requires_grad_(), *parameters.values()), fast_mode=True)
+
+
+def test_the_ssms_of_the_benchmark_start_as_its_code_has_them():
+    s4d, h3 = MIXERS["s4d_benchmark"][0](500, 64), MIXERS["h3_benchmark"][0](500, 64)
+    ssm = s4d.diagonal
+    assert ssm.log_rate.shape == ssm.frequency.shape == (32,)  # one for all channels
+    assert ssm.log_step.shape == (500,)
+    torch.testing.assert_close(ssm.log_rate.exp(), torch.full((32,), 0.5))
+    torch.testing.assert_close(ssm.frequency, torch.tensor([64 / math.pi * (64 / (2 * n + 1) - 1) for n in range(32)]))
+    a = torch.complex(-ssm.log_rate.exp(), ssm.frequency)
+    answers = 2 * (torch.view_as_complex(ssm.readout) / a).real.sum(1)  # to a constant input, after a long time
+    assert answers.std().item() == pytest.approx(1, rel=0.1)
+    assert s4d.to_output.weight.shape == (500, 500)
+    assert h3.shift.taps.abs().max() <= 1 / 8
+    assert h3.shift.taps.std().item() == pytest.approx(1 / 8 / 3**0.5, rel=0.02)
+    assert torch.equal(h3.diagonal.frequency.view(500, 32)[7], torch.pi * torch.arange(32))
 
 
 def test_s4d_learns_a_delayed_copy():

@@ -1,4 +1,3 @@
-import math
 import re
 from itertools import product
 
@@ -116,7 +115,7 @@ def test_a_mosaic_starts_as_published():
     model = build(ModelConfig(vocab=400, layers=4, width=512, heads=8))
     block = model.blocks[0]
     for weight, deviation in (
-        (model.embedding.weight, 1.0),
+        (model.embedding.weight, 512**-0.5),
         (block.mixer.to_keys.weight, 512**-0.5),
         (block.mixer.to_output.weight, 512**-0.5 / 2),
         (block.store.to_keys.weight, 512**-0.5),
@@ -137,21 +136,9 @@ def test_either_output_layer_goes_with_any_architecture():
 
     for architecture, output in product(("mosaic", "transformer", "mamba"), ("", "scaled", "plain")):
         own = "scaled" if architecture == "mosaic" else "plain"
-        assert start(architecture, output) == {"scaled": (1 / 8, 1.0), "plain": (1.0, 0.02)}[output or own]
+        assert start(architecture, output) == {"scaled": (1 / 8, 0.13), "plain": (1.0, 0.02)}[output or own]
     with pytest.raises(ValueError, match="output = 'loud' is unknown; choose one of '', 'scaled', 'plain'"):
         ModelConfig(vocab=4, output="loud")
-
-
-def test_a_plain_output_starts_at_the_loss_of_chance_and_a_scaled_one_far_above():
-    def first_loss(output):
-        torch.manual_seed(0)
-        model = build(ModelConfig(vocab=1000, layers=2, width=128, heads=2, output=output))
-        tokens = torch.randint(1000, (4, 33))
-        total, count = model.loss(tokens[:, :-1], tokens[:, 1:], torch.ones(4, 32, dtype=torch.bool))
-        return (total / count).item()
-
-    assert first_loss("plain") == pytest.approx(math.log(1000), abs=0.1)
-    assert first_loss("scaled") > 10
 
 
 def test_a_mosaic_and_a_transformer_of_one_size_have_matching_parameter_counts():

@@ -10,7 +10,9 @@ from compactattn.models.config import ModelConfig
 from compactattn.models.generation import generate
 from compactattn.models.language_model import BLOCKS, build
 
-MOSAIC = ModelConfig(vocab=31, layers=2, width=24, heads=3, kernel="sparsemax", dropout=0.3, embedding_dropout=0.2)
+MOSAIC = ModelConfig(vocab=31, layers=2, width=24, heads=3, kernel="sparsemax", dropout=0.3, attention_dropout=0.3,
+                     persistent_dropout=0.1, embedding_dropout=0.2)  # fmt: skip
+NONE = dict.fromkeys(("dropout", "attention_dropout", "persistent_dropout", "embedding_dropout"), 0.0)
 MODELS = [MOSAIC, replace(MOSAIC, architecture="transformer", positions="learned", longest=40)]
 each_model = pytest.mark.parametrize("config", MODELS, ids=lambda config: config.architecture)
 
@@ -21,7 +23,7 @@ def tokens(batch=2, time=20):
 
 @each_model
 def test_in_evaluation_nothing_is_dropped(config):
-    model, plain, text = build(config).eval(), build(replace(config, dropout=0.0, embedding_dropout=0.0)), tokens()
+    model, plain, text = build(config).eval(), build(replace(config, **NONE)), tokens()
     before = torch.get_rng_state()
     assert torch.equal(model(text), plain(text))
     assert torch.equal(torch.stack(list(generate(model, text, 5))), torch.stack(list(generate(plain, text, 5))))

@@ -56,3 +56,52 @@ def test_every_group_gets_the_rate():
     optimiser = build_optimiser(training_stand_in.Tiny(), TrainingConfig(5, 1))
     set_rate(optimiser, 0.25)
     assert [group["lr"] for group in optimiser.param_groups] == [0.25, 0.25]
+
+
+def test_the_cosine_ends_at_its_horizon_and_the_rate_stays():
+    config = TrainingConfig(steps=200, batch=1, warmup=10, rate=1e-3, final_rate=5e-5, horizon=110)
+    assert math.isclose(rate_at(60, config), (1e-3 + 5e-5) / 2, rel_tol=1e-15)
+    assert rate_at(110, config) == rate_at(111, config) == rate_at(200, config) == 5e-5
+    reverse = TrainingConfig(steps=117_187, batch=1, warmup=40_000, horizon=156_250)  # a horizon that is never reached
+    assert rate_at(117_187, reverse) == pytest.approx(2.9e-4, rel=0.01)
+
+
+class StateSpace(nn.Module):
+    SSM = ("pole",)
+
+    def __init__(self):
+        super().__init__()
+        self.pole, self.readout = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+
+
+def settings(**changes):
+    """Weight decay and rate of each parameter of a model with an embedding and a state space, after `set_rate`."""
+    model = training_stand_in.Tiny()
+    model.EMBEDDING, model.ssm = ("embedding.weight",), StateSpace()
+    optimiser = build_optimiser(model, TrainingConfig(5, 1, decay=0.5, **changes))
+    set_rate(optimiser, 0.01)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    groups = optimiser.param_groups
+    return {names[p]: (group["weight_decay"], group["lr"]) for group in groups for p in group["params"]}
+
+
+def test_all_parameters_decay_where_the_recipe_says_so():
+    assert {decay for decay, _ in settings(decay_all=True).values()} == {0.5}
+    assert settings()["norm.bias"] == (0.0, 0.01)
+
+
+def test_the_embedding_has_a_rate_of_its_own():
+    found = settings(embedding_rate=4.0)
+    assert found.pop("embedding.weight") == (0.5, 0.04)
+    assert {rate for _, rate in found.values()} == {0.01}
+
+
+def test_state_space_parameters_learn_at_a_bounded_rate_and_do_not_decay():
+    found = settings(rate=0.01, ssm_rate=1e-3, decay_all=True)
+    assert found.pop("ssm.pole") == (0.0, pytest.approx(1e-3))
+    assert set(found.values()) == {(0.5, 0.01)}
+    assert settings(rate=5e-4, ssm_rate=1e-3, decay_all=True)["ssm.pole"] == (0.0, 0.01)  # the bound is above the rate
+
+
+def test_no_parameter_is_in_two_groups_or_in_none():
+    assert len(settings(rate=0.01, ssm_rate=1e-3, embedding_rate=2.0)) == len(list(training_stand_in.Tiny().parameters())) + 2

@@ -93,7 +93,8 @@ def test_what_is_no_config_is_refused(text):
 
 def test_a_field_with_a_default_may_be_left_out():
     assert RunConfig.from_json(
-        '{"experiment": "e", "seed": 1, "model": {"vocab": 9}, "training": {"steps": 5, "batch": 2, "rate": 1}}'
+        '{"experiment": "e", "seed": 1, "model": {"vocab": 9, "start": "published"},'
+        ' "training": {"steps": 5, "batch": 2, "rate": 1}}'
     ) == RunConfig("e", 1, ModelConfig(9), TrainingConfig(5, 2, rate=1.0))
 
 

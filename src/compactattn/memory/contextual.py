@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ from compactattn.memory.inspection import Look, look
 from compactattn.memory.released import Path, scoring
 from compactattn.memory.scalars import Scalars
 
-LARGEST_LOG_BETA = 5.0
+LARGEST_LOG_BETA = 5.0  # β² is at most e¹⁰
 
 
 class Context(NamedTuple):
@@ -32,12 +33,13 @@ class ContextualMemory(nn.Module):
     """y_t = W_o Σ_{i < t} w_i v_i with w = kernel(β² k_t·k_i): the query is the newest key, the diagonal is excluded.
 
     A value peeks at the position after it, which a strictly causal query has already seen. Row 0 is zero.
-    In training each weight is dropped with probability `dropout`.
+    In training each weight is dropped with probability `dropout`. β² starts as given, or as e².
     """
 
     def __init__(
-        self, width: int, heads: int, kernel: Kernel, *, alibi: bool = False, as_released: Path = "", dropout: float = 0.0
-    ) -> None:
+        self, width: int, heads: int, kernel: Kernel, *, alibi: bool = False, as_released: Path = "", dropout: float = 0.0,
+        beta_squared: float = 0.0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.dropout = check_rate("dropout", dropout)
         self.heads = heads
@@ -45,7 +47,7 @@ class ContextualMemory(nn.Module):
         self.scoring = scoring(kernel, as_released)
         self.to_keys, self.to_values, self.to_output = (nn.Linear(width, width, bias=False) for _ in range(3))
         self.leak = Scalars.leaks(heads)
-        self.log_beta = Scalars(torch.ones(heads))
+        self.log_beta = Scalars(torch.full((heads,), math.log(beta_squared) / 2 if beta_squared else 1.0))
         self.log_value_scale = Scalars(torch.full((heads,), -0.5))
         self.mix = nn.Parameter(torch.rand(heads))
 

@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
+from compactattn.attention import attend
+from compactattn.dropout import check_rate
+from compactattn.kernels import gaussian
 from compactattn.memory.contextual import LARGEST_LOG_BETA
 from compactattn.memory.features import context_keys
 from compactattn.memory.scalars import Scalars
@@ -21,10 +24,12 @@ class PersistentMemory(nn.Module):
     """y_t = W_o Σ_i softmax_i(β² k_t·M_i) V_i over `slots` learned pairs (M_i, V_i) of each head.
 
     Samples share the slots, so the batch is folded into the queries and the slots are never copied.
+    In training each weight is dropped with probability `dropout`.
     """
 
-    def __init__(self, width: int, heads: int, slots: int) -> None:
+    def __init__(self, width: int, heads: int, slots: int, *, dropout: float = 0.0) -> None:
         super().__init__()
+        self.dropout = check_rate("dropout", dropout)
         self.heads = heads
         self.to_keys, self.to_output = (nn.Linear(width, width, bias=False) for _ in range(2))
         shape = (heads, slots, width // heads)
@@ -46,9 +51,14 @@ class PersistentMemory(nn.Module):
         # there are fewer slots than queries, so what scales scores and values scales the slots
         keys = self.keys * beta_squared[:, None, None]
         values = self.values * self.log_value_scale().exp()[:, None, None]
-        with prefer_cudnn(x):
-            y = scaled_dot_product_attention(folded[None], keys[None], values[None], scale=1.0)[0]
+        y = self._attend(folded[None], keys[None], values[None])[0]
         return self.to_output(y.transpose(0, 1).unflatten(0, (batch, time)).flatten(2)), average
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if self.training and self.dropout:  # PyTorch's own would store all weights on a CPU, and take five times as long
+            return attend(q, k, v, gaussian(), scale=1.0, dropout=self.dropout)
+        with prefer_cudnn(q):
+            return scaled_dot_product_attention(q, k, v, scale=1.0)
 
 
 def prefer_cudnn(x: Tensor) -> AbstractContextManager[Any]:

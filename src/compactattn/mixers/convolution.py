@@ -7,6 +7,7 @@ last bits, as it would through a Fourier transform. Shapes: (B, T, C) with B bat
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,11 @@ def full_precision(x: Tensor) -> torch.autocast:
 def draw_steps(count: int) -> Tensor:
     """Step sizes, log-uniform between the shortest and the longest."""
     return torch.exp(torch.empty(count).uniform_(math.log(SHORTEST_STEP), math.log(LONGEST_STEP)))
+
+
+def draw_taps(channels: int, size: int) -> Tensor:
+    """Filters (channels, size), uniform within ±1/√size, as nn.Conv1d starts."""
+    return torch.empty(channels, size).uniform_(-(size**-0.5), size**-0.5)
 
 
 def bands(taps: Tensor, rows: int) -> Tensor:
@@ -56,12 +62,12 @@ def filter_causally(x: Tensor, taps: Tensor, past: Tensor) -> tuple[Tensor, Tens
 class ShiftSSM(Recurrence):
     """y_t = Σ_{j < state} taps_j x_{t−j} + skip · x_t: the state space that shifts (H3, Fu et al. 2023) is a learned filter.
 
-    The state is the last `state` − 1 inputs.
+    The state is the last `state` − 1 inputs. The taps start as `start` draws them: N(0, 1) by default.
     """
 
-    def __init__(self, width: int, state: int) -> None:
+    def __init__(self, width: int, state: int, start: Callable[[int, int], Tensor] = torch.randn) -> None:
         super().__init__()
-        self.taps = nn.Parameter(torch.randn(width, state))
+        self.taps = nn.Parameter(start(width, state))
         self.skip = nn.Parameter(torch.randn(width))
 
     def step(self, x: Tensor, past: tuple[Tensor] | None) -> tuple[Tensor, tuple[Tensor]]:
@@ -78,21 +84,76 @@ class ShiftSSM(Recurrence):
         return x.new_zeros(len(x), self.taps.shape[1] - 1, x.shape[-1]) if past is None else past[0]
 
 
+Start = Callable[[int], tuple[Tensor, Tensor]]
+Discretisation = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor, Tensor]]
+
+
+def start_linear(pairs: int) -> tuple[Tensor, Tensor]:
+    """Frequencies πn (S4D-Lin), and what the readout is multiplied by at the start: 1."""
+    return math.pi * torch.arange(pairs), torch.ones(pairs)
+
+
+def start_inverse(pairs: int) -> tuple[Tensor, Tensor]:
+    """Frequencies (N/π)(N/(2n + 1) − 1) with N = 2 · pairs (S4D-Inv), and what the readout is multiplied by at the start: b.
+
+    b is complex normal, divided by √(2 Σ_n |b_n / a_n|²) with a = −1/2 + i · frequency. The answer to a constant input then has
+    a variance of 1. This is the start of S4D in the code that RegBench's grew from.
+    """
+    size = 2 * pairs
+    frequency = size / math.pi * (size / (2 * torch.arange(pairs) + 1) - 1)
+    b = torch.complex(torch.randn(pairs), torch.randn(pairs))
+    energy = 2 * (b.abs() ** 2 / (0.25 + frequency**2)).sum()
+    return frequency, b / energy.sqrt()
+
+
+def hold(rate: Tensor, frequency: Tensor, step: Tensor, readout: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Real and imaginary parts of log ā and of w, by zero-order hold: ā = exp(Δ a) and w = c (ā − 1) / a."""
+    decay, angle = -step * rate, step * frequency
+    # ā − 1: near 1 the difference would lose its bits
+    e, e_i = torch.expm1(decay) * torch.cos(angle) - 2 * torch.sin(angle / 2) ** 2, torch.exp(decay) * torch.sin(angle)
+    c, c_i = readout.unbind(-1)
+    grown, grown_i = c * e - c_i * e_i, c * e_i + c_i * e
+    size = rate**2 + frequency**2
+    return decay, angle, (frequency * grown_i - rate * grown) / size, -(frequency * grown + rate * grown_i) / size
+
+
+def bilinear(rate: Tensor, frequency: Tensor, step: Tensor, readout: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same by the bilinear rule: ā = (1 + z) / (1 − z) and w = c Δ / (1 − z) with z = Δ a / 2.
+
+    |ā|² = 1 + 4 Re z / |1 − z|², and the angle of ā is that of 1 − |z|² + 2i Im z.
+    """
+    z, z_i = -step * rate / 2, step * frequency / 2
+    size = (1 - z) ** 2 + z_i**2
+    # ā = 0 has no logarithm
+    decay = torch.log1p((4 * z / size).clamp_min(torch.finfo(z.dtype).eps - 1)) / 2
+    angle = torch.atan2(2 * z_i, 1 - z**2 - z_i**2)
+    c, c_i = readout.unbind(-1)
+    return decay, angle, step * (c * (1 - z) - c_i * z_i) / size, step * (c * z_i + c_i * (1 - z)) / size
+
+
 class DiagonalSSM(Recurrence):
     """y_t = 2 Re Σ_n w_n h_t,n + skip · x_t with h_t = ā h_{t−1} + x_t, each channel on its own (S4D, Gu et al. 2022).
 
-    ā = exp(Δ a) and w = c (ā − 1) / a: the zero-order hold of h' = a h + x. a = −rate + i · frequency starts as −1/2 + iπn
-    (S4D-Lin) for n < state / 2; the other half are the conjugates. What must not decay in training, a and Δ, is stored flat.
-    `state` is even; what is kept is h, (B, C, state / 2) complex.
+    ā and w come from h' = a h + x and the readout c by `discretise`: `hold` or `bilinear`. a = −rate + i · frequency starts as
+    −1/2 + iπn (S4D-Lin) for n < state / 2, or with the frequencies of another `start`; the other half are the conjugates.
+    c starts as complex normal times what `start` says. All channels may share one a, but each has its own Δ and c.
+    What must not decay in training, a and Δ, is stored flat. `state` is even; what is kept is h, (B, C, state / 2) complex.
     """
 
-    def __init__(self, width: int, state: int) -> None:
+    SSM: tuple[str, ...] = ("log_step", "log_rate", "frequency")
+
+    def __init__(
+        self, width: int, state: int, *, start: Start = start_linear, shared: bool = False, discretise: Discretisation = hold
+    ) -> None:
         super().__init__()
-        self.width, pairs = width, state // 2
+        self.discretise = discretise
+        pairs, copies = state // 2, 1 if shared else width
         self.log_step = nn.Parameter(draw_steps(width).log())
-        self.log_rate = nn.Parameter(torch.full((width * pairs,), math.log(0.5)))
-        self.frequency = nn.Parameter(math.pi * torch.arange(pairs).repeat(width))
-        self.readout = nn.Parameter(torch.randn(width, pairs, 2) * 0.5**0.5)  # c: real and imaginary part
+        frequency, gain = start(pairs)
+        self.log_rate = nn.Parameter(torch.full((copies * pairs,), math.log(0.5)))
+        self.frequency = nn.Parameter(frequency.repeat(copies))
+        c = torch.view_as_complex(torch.randn(width, pairs, 2) * 0.5**0.5)
+        self.readout = nn.Parameter(torch.view_as_real(c * gain))
         self.skip = nn.Parameter(torch.randn(width))
 
     def step(self, x: Tensor, past: tuple[Tensor] | None) -> tuple[Tensor, tuple[Tensor]]:
@@ -138,16 +199,10 @@ class DiagonalSSM(Recurrence):
         return y, (torch.complex(h, h_i).transpose(0, 1),)
 
     def _discretise(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Real and imaginary parts of Δ a and of w, each (C, N)."""
-        r, f = self.log_rate.exp().view(self.width, -1), self.frequency.view(self.width, -1)
-        step = self.log_step.exp()[:, None]
-        rate, angle = -step * r, step * f
-        # ā − 1: near 1 the difference would lose its bits
-        e, e_i = torch.expm1(rate) * torch.cos(angle) - 2 * torch.sin(angle / 2) ** 2, torch.exp(rate) * torch.sin(angle)
-        c, c_i = self.readout.unbind(-1)
-        grown, grown_i = c * e - c_i * e_i, c * e_i + c_i * e
-        size = r**2 + f**2
-        return rate, angle, (f * grown_i - r * grown) / size, -(f * grown + r * grown_i) / size
+        """Real and imaginary parts of log ā and of w, each (C, N)."""
+        pairs = self.readout.shape[1]
+        rate, frequency = self.log_rate.exp().view(-1, pairs), self.frequency.view(-1, pairs)  # (C, N), or (1, N) if shared
+        return self.discretise(rate, frequency, self.log_step.exp()[:, None], self.readout)
 
 
 def _advance_state(h: Tensor, h_i: Tensor, p: Tensor, p_i: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:

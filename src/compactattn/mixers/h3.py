@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from compactattn.mixers.convolution import DiagonalSSM, ShiftSSM, full_precision
@@ -18,13 +20,20 @@ class Hungry(NamedTuple):
 
 
 class H3(Recurrence):
-    """y = W_o (q ⊙ SSM_diagonal(SSM_shift(k) ⊙ v)): the shift lets a value meet the key before it. Heads have one dimension."""
+    """y = W_o (q ⊙ SSM_diagonal(SSM_shift(k) ⊙ v)): the shift lets a value meet the key before it. Heads have one dimension.
 
-    def __init__(self, width: int, state: int = 64) -> None:
+    `taps` draws the first taps of the shift; other options are those of the diagonal SSM.
+    Departs from the published code: there the input matrices of both SSMs are learned too, from 1. Their products with taps and
+    readout say the same.
+    """
+
+    def __init__(
+        self, width: int, state: int = 64, *, taps: Callable[[int, int], Tensor] = torch.randn, **diagonal: Any
+    ) -> None:
         super().__init__()
         self.to_inputs = nn.Linear(width, 3 * width)
-        self.shift = ShiftSSM(width, state)
-        self.diagonal = DiagonalSSM(width, state)
+        self.shift = ShiftSSM(width, state, taps)
+        self.diagonal = DiagonalSSM(width, state, **diagonal)
         self.to_output = nn.Linear(width, width)
 
     def advance(self, x: Tensor, past: Hungry | None) -> tuple[Tensor, Hungry]:

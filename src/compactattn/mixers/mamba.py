@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
-from compactattn.mixers.convolution import draw_steps, filter_causally, full_precision
+from compactattn.mixers.convolution import draw_steps, draw_taps, filter_causally, full_precision
 from compactattn.mixers.recurrence import Recurrence
 from compactattn.mixers.selective_scan import selective_scan
 
@@ -35,7 +35,7 @@ class Mamba(Recurrence):
         inner, rank = inner or EXPAND * width, math.ceil(width / 16)
         self.sizes = (rank, state, state)
         self.to_inputs = nn.Linear(width, 2 * inner, bias=False)
-        self.taps = nn.Parameter(torch.empty(inner, TAPS).uniform_(-(TAPS**-0.5), TAPS**-0.5))  # as nn.Conv1d starts
+        self.taps = nn.Parameter(draw_taps(inner, TAPS))
         self.taps_bias = nn.Parameter(torch.empty(inner).uniform_(-(TAPS**-0.5), TAPS**-0.5))
         self.to_selection = nn.Linear(inner, sum(self.sizes), bias=False)
         self.to_step = nn.Linear(rank, inner, bias=False)

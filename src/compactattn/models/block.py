@@ -15,13 +15,14 @@ from compactattn.memory.contextual import ContextualMemory
 from compactattn.memory.inspection import Look
 from compactattn.memory.persistent import PersistentMemory
 from compactattn.mixers.attention import SelfAttention
+from compactattn.mixers.convolution import bilinear, draw_taps, start_inverse
 from compactattn.mixers.gla import GLA
 from compactattn.mixers.h3 import H3
 from compactattn.mixers.mamba import Mamba
 from compactattn.mixers.recurrence import Recurrence
-from compactattn.mixers.retnet import RetNet
+from compactattn.mixers.retnet import NormalisedRetNet, RetNet
 from compactattn.mixers.s4d import S4D
-from compactattn.models.config import ModelConfig
+from compactattn.models.config import GPT2_STD, ModelConfig
 
 
 class MLP(nn.Module):
@@ -52,7 +53,7 @@ class Block(nn.Module):
     def __init__(self, mixer: Mixer, store: Store | None, width: int, *, bias: bool, dropout: float = 0.0) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.mixer_norm = nn.LayerNorm(width, bias=bias)
+        self.mixer_norm: nn.Module = nn.LayerNorm(width, bias=bias)
         self.store_norm = nn.LayerNorm(width, bias=bias) if store else None
         self.mixer, self.store = mixer, store
 
@@ -94,13 +95,25 @@ class Block(nn.Module):
         return self.mixer.inspect(self.mixer_norm(x))
 
 
+class BareBlock(Block):
+    """mixer(x): no norm, no residual, no dropout. The only layer of RegBench's Mamba, which reads raw embeddings."""
+
+    def __init__(self, mixer: Mixer, width: int) -> None:
+        super().__init__(mixer, None, width, bias=False)
+        self.mixer_norm = nn.Identity()
+
+    def finish(self, x: Tensor, y: Tensor, past: Any, keep: bool) -> tuple[Tensor, Any]:
+        return self.mixer.answer(y), None
+
+
 def make_mosaic_block(config: ModelConfig) -> Block:
     """Contextual and persistent memory; no biases. Linear N(0, 1/fan_in), output projections divided by √layers."""
     alibi = config.positions == "alibi"
     mixer = ContextualMemory(
-        config.width, config.heads, parse(config.kernel), alibi=alibi, as_released=config.as_released, dropout=config.dropout
-    )
-    store = PersistentMemory(config.width, config.heads, config.slots_per_head)
+        config.width, config.heads, parse(config.kernel), alibi=alibi, as_released=config.as_released,
+        dropout=config.attention_dropout, beta_squared=config.beta_squared,
+    )  # fmt: skip
+    store = PersistentMemory(config.width, config.heads, config.slots_per_head, dropout=config.persistent_dropout)
     block = Block(mixer, store, config.width, bias=False, dropout=config.dropout)
     for name, module in block.named_modules():
         if isinstance(module, nn.Linear):
@@ -112,18 +125,20 @@ def make_mosaic_block(config: ModelConfig) -> Block:
 def make_transformer_block(config: ModelConfig) -> Block:
     """GPT-2: attention and an MLP. Linear N(0, 0.02²), output projections divided by √(2 · layers), biases 0."""
     alibi = config.positions == "alibi"
-    mixer = SelfAttention(config.width, config.heads, parse(config.kernel), alibi=alibi, dropout=config.dropout)
+    mixer = SelfAttention(config.width, config.heads, parse(config.kernel), alibi=alibi, dropout=config.attention_dropout)
     block = Block(mixer, MLP(config.width, config.inner), config.width, bias=True, dropout=config.dropout)
     start_as_gpt2(block, config.layers)
     return block
 
 
-def start_as_gpt2(part: nn.Module, layers: int) -> None:
+def start_as_gpt2(part: nn.Module, layers: int, outputs: str = "to_output") -> None:
+    """Linear N(0, 0.02²), biases 0; those whose name ends as `outputs` does divided by √(2 · layers)."""
     for name, module in part.named_modules():
         if isinstance(module, nn.Linear):
-            shrink = math.sqrt(2 * layers) if name.endswith("to_output") else 1.0
-            nn.init.normal_(module.weight, std=0.02 / shrink)
-            nn.init.zeros_(module.bias)
+            shrink = math.sqrt(2 * layers) if name.endswith(outputs) else 1.0
+            nn.init.normal_(module.weight, std=GPT2_STD / shrink)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
 
 
 RECURRENCES: Mapping[str, Callable[[ModelConfig], Recurrence]] = {
@@ -144,8 +159,31 @@ def make_recurrent_block(config: ModelConfig) -> Block:
     return Block(mixer, store, config.width, bias=True, dropout=config.dropout)
 
 
+def make_benchmark_block(config: ModelConfig, mixer: Recurrence, outputs: str = "to_output") -> Block:
+    """A block of RegBench's code: a mixer and GPT-2's MLP, and every Linear of both starts as GPT-2's do."""
+    block = Block(mixer, MLP(config.width, config.inner), config.width, bias=True, dropout=config.dropout)
+    start_as_gpt2(block, config.layers, outputs)
+    return block
+
+
+BENCHMARK_BLOCKS: Mapping[str, Callable[[ModelConfig], Block]] = {
+    "s4d": lambda config: make_benchmark_block(
+        config, S4D(config.width, config.state or 64, gated=False, start=start_inverse, shared=True)
+    ),
+    # the benchmark's rule goes by names, and misses the one of H3's output projection
+    "h3": lambda config: make_benchmark_block(
+        config, H3(config.width, config.state or 64, taps=draw_taps, discretise=bilinear), outputs="store.to_output"
+    ),
+    "gla": lambda config: make_benchmark_block(config, GLA(config.width, config.heads)),
+    "retnet": lambda config: make_benchmark_block(config, NormalisedRetNet(config.width, config.heads)),
+    "mamba": lambda config: BareBlock(RECURRENCES["mamba"](config), config.width),
+}
+RECURRENT_BLOCKS: Mapping[str, Mapping[str, Callable[[ModelConfig], Block]]] = {
+    "own": dict.fromkeys(RECURRENCES, make_recurrent_block),
+    "benchmark": BENCHMARK_BLOCKS,
+}
 BLOCKS: Mapping[str, Callable[[ModelConfig], Block]] = {
     "mosaic": make_mosaic_block,
     "transformer": make_transformer_block,
-    **dict.fromkeys(RECURRENCES, make_recurrent_block),
+    **dict.fromkeys(RECURRENCES, lambda config: RECURRENT_BLOCKS[config.form][config.architecture](config)),
 }

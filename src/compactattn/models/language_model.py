@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from compactattn.memory.inspection import Look
-from compactattn.models.block import BLOCKS
-from compactattn.models.config import ModelConfig
+from compactattn.models.block import BLOCKS, BareBlock
+from compactattn.models.config import GPT2_STD, ModelConfig
 from compactattn.models.head import head_loss
 
 
@@ -25,9 +25,12 @@ class Cache(NamedTuple):
 class LanguageModel(nn.Module):
     """logits = scale · E norm(blocks(E[tokens])), with one embedding E for input and output.
 
-    The output of Memory Mosaics is scaled: E is N(0, 1), scale = 1/√C; untrained they expect the token they have just read.
-    That of GPT-2 and all others is plain: E is N(0, 0.02²), scale = 1. `config.output` gives either to any of them.
+    The output of Memory Mosaics is scaled: E starts as N(0, 1/C), scale = 1/√C. That of GPT-2 and all others is plain: E
+    starts as N(0, 0.02²), scale = 1. `config.output` gives either to any of them, and `config.start` names other starts.
+    RegBench's Mamba has no norm: logits = E mixer(E[tokens]).
     """
+
+    EMBEDDING: tuple[str, ...] = ("embedding.weight",)
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -35,13 +38,14 @@ class LanguageModel(nn.Module):
         self.config = config
         self.scale = config.width**-0.5 if config.scales_output else 1.0
         self.embedding = nn.Embedding(config.vocab, config.width)
-        nn.init.normal_(self.embedding.weight, std=1.0 if config.scales_output else 0.02)
+        nn.init.normal_(self.embedding.weight, std=config.embedding_std)
         self.positions = nn.Embedding(config.longest, config.width) if config.positions == "learned" else None
         if self.positions is not None:
-            nn.init.normal_(self.positions.weight, std=0.02)
+            nn.init.normal_(self.positions.weight, std=GPT2_STD)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.blocks = nn.ModuleList(BLOCKS[config.architecture](config) for _ in range(config.layers))
-        self.norm = nn.LayerNorm(config.width, bias=not mosaic)
+        bare = isinstance(self.blocks[-1], BareBlock)
+        self.norm = nn.Identity() if bare else nn.LayerNorm(config.width, bias=not mosaic)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, V) of tokens (B, T)."""

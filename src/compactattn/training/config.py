@@ -25,14 +25,18 @@ class RunError(Exception):
 
 @dataclass(frozen=True)
 class TrainingConfig:
-    """How the weights are learned: AdamW, linear warm-up, then a cosine from `rate` to `final_rate`."""
+    """How the weights are learned: AdamW, a linear warm-up, then a cosine from `rate` to `final_rate`."""
 
     steps: int  # updates of the weights
     batch: int  # samples in an update, over all ranks and micro-batches
     rate: float = 1e-3
-    final_rate: float = 5e-5  # reached exactly at the last step
+    final_rate: float = 5e-5  # reached exactly at the horizon, and kept
+    horizon: int = 0  # steps of warm-up and cosine; 0 stands for all
+    embedding_rate: float = 1.0  # what the rate is multiplied by for the tied embedding
+    ssm_rate: float = 0.0  # the highest rate of state-space parameters, which then do not decay; 0 treats them as the others
     warmup: int = 0  # steps; `rate` is reached exactly at the last of them
-    decay: float = 0.1  # of tensors with two or more dimensions
+    decay: float = 0.1  # of tensors with two or more dimensions, or of all
+    decay_all: bool = False
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 1.0  # largest norm of the gradient; 0 leaves it alone
     precision: Precision = "fp32"
@@ -49,8 +53,11 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "accumulation", "log_every", "checkpoint_every"):
             _at_least(self, name, 1)
-        for name in ("warmup", "validate_every", "patience", "rate", "final_rate", "decay", "clip"):
+        for name in ("warmup", "horizon", "validate_every", "patience", "rate", "final_rate", "decay", "clip", "ssm_rate"):
             _at_least(self, name, 0)
+        _at_least(self, "embedding_rate", 0)
+        if self.embedding_rate == 0:
+            raise ValueError("embedding_rate = 0 never trains the embedding; 1 gives it the rate of all")
         if self.rate == 0:
             raise ValueError("rate = 0 learns nothing; choose a positive rate, as in rate=1e-3")
         if self.final_rate > self.rate:
@@ -59,6 +66,10 @@ class TrainingConfig:
             )
         if self.warmup >= self.steps:
             raise ValueError(f"warmup = {self.warmup} leaves none of the {self.steps} steps; choose fewer than {self.steps}")
+        if self.horizon and self.warmup >= self.horizon:
+            raise ValueError(
+                f"warmup = {self.warmup} leaves nothing of horizon = {self.horizon} to the cosine; make it shorter"
+            )
         if self.patience and not self.validate_every:
             raise ValueError(f"patience = {self.patience} counts validations, but validate_every = 0 makes none; set it")
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
@@ -127,14 +138,14 @@ class RunConfig:
 def vary(
     config: RunConfig, *, seed: int | None = None, model: Mapping[str, Any] = {}, training: Mapping[str, Any] = {}
 ) -> RunConfig:
-    """The config with other fields. Fewer steps than the warm-up shorten the warm-up to a tenth of them."""
-    changed = replace(config.training, **{**_shorten(config.training, training), **training})
+    """The config with other fields. Other steps end the cosine at the last of them, and fewer than the warm-up shorten that."""
+    changed = replace(config.training, **{**_fit_schedule(config.training, training), **training})
     return replace(config, seed=config.seed if seed is None else seed, model=replace(config.model, **model), training=changed)
 
 
-def _shorten(old: TrainingConfig, changes: Mapping[str, Any]) -> dict[str, int]:
+def _fit_schedule(old: TrainingConfig, changes: Mapping[str, Any]) -> dict[str, int]:
     steps = changes.get("steps", old.steps)
-    return {"warmup": steps // 10} if old.warmup >= steps else {}
+    return {"horizon": old.horizon if steps == old.steps else 0, **({"warmup": steps // 10} if old.warmup >= steps else {})}
 
 
 def differences(old: RunConfig, new: RunConfig, ignore: tuple[str, ...] = ()) -> list[str]:
@@ -179,6 +190,8 @@ def _read_fields(kind: type, value: Any, path: str) -> Any:
     for name, entry in known.items():
         if name not in value and entry.default is MISSING and entry.default_factory is MISSING:
             raise ValueError(f"{prefix}{name} is missing; it has no default, so write it down")
+    before = {name: entry.metadata["absent"] for name, entry in known.items() if "absent" in entry.metadata}
+    value = {**{name: tell(value) for name, tell in before.items()}, **value}  # what an older file meant
     hints = get_type_hints(kind)
     inner = {name: _read(hints[name], item, prefix + name) for name, item in value.items()}
     try:

@@ -1,0 +1,101 @@
+"""What an untrained model expects: every word alike, as published, and what older configs meant."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from compactattn.models.config import ModelConfig
+from compactattn.models.language_model import build
+from compactattn.training.config import RunConfig, TrainingConfig
+
+SIZES = [(20, 128), (263, 512), (50_257, 768)]  # RegBench, MQMTAR, stories
+
+
+def first_loss(vocab, width, **changes):
+    model = build(ModelConfig(vocab, layers=2, width=width, heads=8, slots=64, **changes)).eval()
+    tokens = torch.randint(vocab, (4, 65), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        total, count = model.loss(tokens[:, :-1], tokens[:, 1:], torch.ones(4, 64, dtype=torch.bool))
+    return float(total / count)
+
+
+@pytest.mark.parametrize(("vocab", "width"), SIZES)
+def test_the_first_loss_of_a_mosaic_is_that_of_equal_chances(vocab, width):
+    assert first_loss(vocab, width) == pytest.approx(math.log(vocab), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "width", "loss"), [(*size, loss) for size, loss in zip(SIZES, (10.2, 22.5, 27.7), strict=True)]
+)
+def test_the_former_start_expects_the_token_that_was_read(vocab, width, loss):
+    assert first_loss(vocab, width, start="former") == pytest.approx(loss, rel=0.02)
+
+
+def test_a_start_is_the_standard_deviation_of_the_embedding():
+    expected = {  # by start: of a mosaic, of a transformer
+        "published": (256**-0.5, 0.02),
+        "former": (1.0, 0.02),
+        "unit": (1.0, 1.0),
+    }
+    for start, stds in expected.items():
+        for architecture, std in zip(("mosaic", "transformer"), stds, strict=True):
+            weight = build(ModelConfig(500, 1, 256, 4, architecture, start=start)).embedding.weight
+            assert float(weight.detach().std()) == pytest.approx(std, rel=0.01)
+            assert abs(float(weight.detach().mean())) < 0.01 * std
+
+
+def test_only_the_embedding_tells_the_starts_apart():
+    former, published = (
+        dict(build(ModelConfig(50, 2, 32, 4, start=start)).named_parameters()) for start in ("former", "published")
+    )
+    assert [name for name in former if not torch.equal(former[name], published[name])] == ["embedding.weight"]
+    torch.testing.assert_close(published["embedding.weight"] * 32**0.5, former["embedding.weight"])  # the same draws
+
+
+def test_a_config_from_before_means_what_it_meant():
+    run = RunConfig("e", 1, ModelConfig(9, dropout=0.3, attention_dropout=0.1), TrainingConfig(5, 2))
+    now = json.loads(run.to_json())
+    for field in ("start", "attention_dropout", "persistent_dropout", "beta_squared", "form"):
+        del now["model"][field]
+    for field in ("decay_all", "horizon", "embedding_rate", "ssm_rate"):
+        del now["training"][field]
+    old = RunConfig.from_json(json.dumps(now))
+    assert old.model == replace(run.model, start="former", attention_dropout=0.3)
+    assert old.training == run.training
+    assert RunConfig.from_json(old.to_json()) == old
+    assert RunConfig.from_json(run.to_json()) == run
+
+
+@pytest.mark.parametrize("name", ["length-gen/mqmtar", "lm/stories-1", "regbench/1000"])
+def test_published_results_are_known_to_be_of_the_former_start(name):
+    lines = (Path(__file__).parents[2] / "results" / f"{name}.jsonl").read_text().splitlines()
+    old = [json.loads(line)["config"] for line in lines if "start" not in json.loads(line)["config"]["model"]]
+    for config in old:
+        assert RunConfig.from_json(json.dumps(config)).model.start == "former"
+
+
+def test_the_bandwidth_starts_where_it_is_told_to():
+    for beta_squared, found in ((0.0, math.e**2), (0.5, 0.5), (20.0, 20.0)):
+        mixer = build(ModelConfig(9, 1, 16, 2, kernel="norm_relu", beta_squared=beta_squared)).blocks[0].mixer
+        torch.testing.assert_close(mixer.beta_squared(), torch.full((2,), found))
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"beta_squared": -1.0}, "beta_squared = -1.0 must be above 0 and at most 22,026"),
+        ({"beta_squared": 3e4}, "at most 22,026"),
+        ({"beta_squared": 2.0, "architecture": "transformer"}, "a transformer learns no bandwidth"),
+        ({"form": "benchmark"}, "form = 'benchmark' is for s4d, h3, gla, retnet, mamba; a mosaic has one form only"),
+        ({"form": "benchmark", "architecture": "mamba"}, "RegBench's Mamba is one layer"),
+        ({"start": "old"}, "start = 'old' is unknown; choose one of 'published', 'former', 'unit'"),
+    ],
+)
+def test_what_a_start_cannot_be_is_refused(changes, sentence):
+    with pytest.raises(ValueError) as refused:
+        ModelConfig(9, 4, 16, 2, **changes)
+    assert sentence in str(refused.value)

@@ -1,14 +1,17 @@
 """Makes the results of this folder: every row of the paper's tables, at the published sizes.
 
+    python results/make.py plan                                           # the runs that are due, with their commands
     python results/make.py length-gen --tasks mqmtar,sort --seeds 0 --steps 2000
     python results/make.py regbench --examples 1000,2500,5000 --epochs 200 --workers 6
     python results/make.py lm --data data/stories --layers 1,8 --steps 2000 --ood simplewiki=data/simplewiki
+    OMP_NUM_THREADS=1 python results/make.py cpu --workers 2              # small runs that a CPU can make
 
-One line for each run goes to a file under OUT (results/length-gen, results/regbench, results/lm): config, environment, loss
-curve, cost, evaluation and, for a language model, a story; or that it diverged. A run that has its line already is left out, so
-the command can be repeated. The state of a run that is stopped or fails is kept, and with --resume-dir DIR the same command
-goes on with it; where that is given from the first, a run also outlives a kill, and --minutes stops those that are under way.
-It needs torch, numpy and safetensors (lm with GPT-2 tokens also tiktoken), and a GPU.
+One line for each run goes to a file under OUT (results/length-gen, results/regbench, results/lm, results/cpu): config,
+environment, loss curve, cost, evaluation and, for a language model, a story; or that it diverged. A run that has its line
+already is left out, so the command can be repeated. The state of a run that is stopped or fails is kept, and with
+--resume-dir DIR the same command goes on with it. Where that is given from the first, a run also outlives a kill, and
+--minutes stops those that are under way.
+It needs torch, numpy and safetensors (lm with GPT-2 tokens also tiktoken) and, but for plan and cpu, a GPU.
 """
 
 from __future__ import annotations
@@ -26,10 +29,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from itertools import product
+from math import inf, log
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.multiprocessing as processes
@@ -41,7 +45,9 @@ from compactattn.experiments.registry import experiment_of
 from compactattn.experiments.storytelling import Wish, tell_story
 from compactattn.kernels import parse, split_names
 from compactattn.memory.released import departs
+from compactattn.models.config import ModelConfig
 from compactattn.models.generation import Sampling
+from compactattn.models.language_model import build
 from compactattn.report import lm_paper, paper, regbench_paper
 from compactattn.report.evaluations import Predicted
 from compactattn.report.runs import Run, export, load_results
@@ -49,25 +55,137 @@ from compactattn.training.config import RunConfig, RunError, vary
 from compactattn.training.divergence import Diverged
 from compactattn.training.files import replace_durably
 from compactattn.training.interrupt import Interrupted, stop_when
+from compactattn.training.records import describe_environment
 
-RELEASED = tuple(  # the rows that the published code computes otherwise than the paper's equations
-    replace(row, variant=replace(row.variant, as_released="efficient"))
-    for row in paper.MAIN.rows
-    if row.variant.architecture == "mosaic" and departs(row.variant.kernel, "efficient")
-)
-TABLES = {
-    "main": paper.MAIN.rows,
-    "neighbours": paper.NEIGHBOURS.rows,
-    "alibi": paper.ALIBI.rows,
-    "released": RELEASED,
-}
+TABLES = {"main": paper.MAIN.rows, "neighbours": paper.NEIGHBOURS.rows, "alibi": paper.ALIBI.rows}
+
+
+class Due(NamedTuple):
+    """A GPU run that is due: what it settles, its command, its minutes on one H200, and what it should show."""
+
+    title: str
+    command: str  # behind `python results/make.py`
+    minutes: int
+    prediction: str
+
+
+LONG = "length-gen --table main --tasks mqmtar,sort --steps 10000 --workers 3"
+STORIES = "lm --data data/stories --layers 8 --kernels gaussian,triweight --steps 1000"
+PLAN = (  # in the order of what they settle
+    Due("RegBench from the published start, the benchmark's rate",
+        "regbench --examples 1000 --architectures mosaic --workers 8", 4,
+        "Gaussian 93.4 % accuracy and TVD 22 (former start: 92.3 and 24.5)"),
+    Due("the same at the rate of the paper's repository",
+        "regbench --examples 1000 --architectures mosaic --recipe repository --workers 8", 4,
+        "Gaussian near the paper's 93.9 % and TVD 34.1: high accuracy, under-confident"),
+    Due("normalised ReLU on the path that RegBench's code imports",
+        'regbench --examples 1000 --row "Epanechnikov (normReLU)" --as-released plain', 1,
+        "near the paper's 84.3 % and TVD 43.6, which the equation's row is not"),
+    Due("Mamba as one bare layer",
+        "regbench --examples 1000,2500,5000 --architectures mamba --workers 3", 3,
+        "69.4, 79.4 and 88.7 % (four residual blocks: 51.8, 63.6 and 82.8 %)"),
+    Due("the transformer with attention dropout, without patience",
+        "regbench --examples 2500 --architectures transformer --patience 0", 3,
+        "92.4 % and TVD 20.5 (without: 22.7), best epoch near 176 of 200"),
+    Due("MQMTAR and sort for five times as many steps",
+        f"{LONG} --kernels gaussian,sparsemax,biweight,norm_relu", 12,
+        "sort is learnt by each; normalised ReLU by its equation is slow, its loss still falling"),
+    Due("normalised ReLU by the plain path",
+        f"{LONG} --kernels norm_relu --as-released plain", 4,
+        "MQMTAR is learnt: its support is cos > 0.126 at the start, the equation's cos > 0.93"),
+    Due("normalised ReLU by the efficient path",
+        f"{LONG} --kernels norm_relu --as-released efficient", 4,
+        "slower than the plain path, faster than the equation"),
+    Due("language models from the published start",
+        STORIES, 5, "still behind GPT-2's output layer after 1,000 steps (former start: 3.137 and 3.085)"),
+    Due("the same with the tied embedding at √width times the rate",
+        f"{STORIES} --fast-embedding", 5,
+        "the gap to the plain output (2.672 and 2.558) closes, if the output layer is only slow"),
+)  # fmt: skip
+
+
+def print_plan() -> None:
+    """The runs that are due, in the order of what they settle."""
+    for number, due in enumerate(PLAN, start=1):
+        print(f"{number}. {due.title}, {due.minutes} min")
+        print(f"   python results/make.py {due.command}\n   expected: {due.prediction}\n")
+    print(
+        f"{sum(due.minutes for due in PLAN)} minutes on one H200. data/stories: compactattn data text FILE --out data/stories"
+    )
+
+
 PROMPT, WISH = "Once upon a time", Wish(600, Sampling(temperature=0.8, top_p=0.95), seed=0)  # most stories end before that
 WINDOWS = 2000  # of a text, at most
 BETWEEN_CHECKPOINTS = 500  # steps, where a run is to go on after a kill
 
+Variation = tuple[RunConfig, dict[str, Any]]  # a config, and the fields of its model to change
 Configure = Callable[[Mapping[int, Iterable[paper.Variant]]], list[RunConfig]]  # from the rows of each depth
 
 # -- what there is to do -------------------------------------------------------------------------
+
+
+def list_cpu(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
+    """The small runs of each table, a file each, seeds varying slowest."""
+    asked = given.tables.split(",")
+    for name in asked:
+        if name not in (FIRST_LOSS, *CPU_TABLES):
+            raise ValueError(f"table {name!r} is unknown; choose among {', '.join((FIRST_LOSS, *CPU_TABLES))}")
+    if FIRST_LOSS in asked:
+        write_first_losses(given)
+    small = {"device": "cpu", "checkpoint_every": BETWEEN_CHECKPOINTS}
+    for given.part in (name for name in asked if name != FIRST_LOSS):
+        yield [
+            vary(base, seed=seed, model=model, training=small)
+            for seed in read_numbers(given.seeds)
+            for base, model in CPU_TABLES[given.part]()
+        ]
+
+
+def write_first_losses(given: argparse.Namespace) -> None:
+    """The loss of untrained Memory Mosaics on tokens of equal chance, by vocabulary, width, start and seed."""
+    lines = []
+    for (vocab, width), start, seed in product(FIRST_SIZES, ("former", "published"), read_numbers(given.seeds)):
+        began = time.time()
+        config = ModelConfig(vocab, layers=2, width=width, heads=8, slots=64, start=cast(Any, start))
+        tokens = torch.randint(vocab, (4, 129), generator=torch.Generator().manual_seed(seed))
+        with torch.no_grad():
+            model = build(config, seed).eval()
+            total, count = model.loss(tokens[:, :-1], tokens[:, 1:], torch.ones(4, 128, dtype=torch.bool))
+        line = {"vocab": vocab, "width": width, "start": start, "seed": seed, "loss": round(float(total / count), 4)}
+        line |= {"log_vocab": round(log(vocab), 4), "wall_seconds": round(time.time() - began, 2)}
+        lines.append(line | {"environment": strip_command(describe_environment(torch.device("cpu"), 1))})
+    given.out.mkdir(parents=True, exist_ok=True)
+    replace_durably(given.out / f"{FIRST_LOSS}.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
+
+
+def _list_starts() -> Iterator[Variation]:
+    for start in ("former", "published"):
+        for kernel in ("gaussian", "sparsemax"):
+            yield in_context.cpu_quick("mosaic", 1000), {"kernel": kernel, "start": start}
+
+
+def _list_mambas() -> Iterator[Variation]:
+    for form in ("own", "benchmark"):
+        yield in_context.cpu_quick("mamba", 1000, form), {}
+
+
+def _list_norm_relus() -> Iterator[Variation]:
+    for change in ({}, {"beta_squared": 0.5}, {"as_released": "plain"}, {"as_released": "efficient"}):
+        yield length_gen.cpu_quick("mqmtar"), {"kernel": "norm_relu", **change}
+
+
+def _list_outputs() -> Iterator[Variation]:
+    for output in ("scaled", "plain"):
+        yield length_gen.cpu_quick("sort"), {"kernel": "sparsemax", "output": output}
+
+
+FIRST_LOSS, FIRST_SIZES = "first-loss", ((20, 128), (263, 512), (50_257, 768))  # of RegBench, MQMTAR and stories
+CPU_TABLES: Mapping[str, Callable[[], Iterator[Variation]]] = {
+    "start": _list_starts,
+    "mamba": _list_mambas,
+    "norm-relu": _list_norm_relus,
+    "output": _list_outputs,
+}
 
 
 def list_length_gen(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
@@ -75,6 +193,7 @@ def list_length_gen(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
     chosen: dict[paper.Variant, paper.Row] = {}
     for row in (row for name, rows in TABLES.items() if given.table in ("all", name) for row in rows):
         chosen.setdefault(row.variant, row)  # the main table has the most cells
+    kernels = [parse(name) for name in split_names(given.kernels)]
     extra = {"compile": "parts", "graph": True, "checkpoint_every": choose_interval(given, given.steps), "validate_every": 0}
     yield [
         vary(
@@ -82,7 +201,7 @@ def list_length_gen(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
             seed=seed,
             model={
                 "architecture": variant.architecture, "kernel": str(variant.kernel),
-                "positions": variant.positions, "as_released": variant.as_released,
+                "positions": variant.positions, "as_released": given.as_released,
             },
             training={"steps": given.steps, **extra},
         )
@@ -90,6 +209,8 @@ def list_length_gen(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
         for task in given.tasks.split(",")
         for variant, row in chosen.items()
         if any(where == task for where, _ in row.cells)
+        and not (kernels and (variant.kernel not in kernels or variant.architecture != "mosaic"))
+        and not (given.as_released and not (variant.architecture == "mosaic" and departs(variant.kernel, given.as_released)))
     ]  # fmt: skip
 
 
@@ -103,8 +224,12 @@ def list_regbench(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
             for variant in (rows[name] for name in given.row or rows):
                 if given.as_released and not (variant.kernel and departs(variant.kernel, given.as_released)):
                     continue
+                if given.architectures and variant.architecture not in given.architectures.split(","):
+                    continue
+                if given.form and variant.architecture not in in_context.OWN:
+                    continue
                 kernel = {} if variant.kernel is None else {"kernel": str(variant.kernel), "as_released": given.as_released}
-                base = in_context.paper(variant.architecture, examples)
+                base = in_context.choose_rates(in_context.paper(variant.architecture, examples, given.form), given.recipe)
                 steps = given.epochs * examples // base.training.batch
                 few = {"steps": steps, "warmup": steps // 10, "patience": given.patience}
                 few["checkpoint_every"] = choose_interval(given, steps)
@@ -128,12 +253,14 @@ def list_lm(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
            "validate_every": max(1, given.steps // given.validations), "keep": given.keep}  # fmt: skip
     few |= {name: value for name in ("batch", "rate", "final_rate") if (value := getattr(given, name)) is not None}
 
+    hasten = language_modelling.hasten_embedding if given.fast_embedding else lambda config: config
+
     def configure(rows: Mapping[int, Iterable[paper.Variant]]) -> list[RunConfig]:
         return [
-            language_modelling.adjust(
+            hasten(language_modelling.adjust(
                 language_modelling.gpu_short(corpus, row.architecture, str(row.kernel), layers),
                 seed=seed, model={"output": given.output}, training=few,
-            )
+            ))
             for seed in read_numbers(given.seeds)
             for layers in rows
             for row in rows[layers]
@@ -212,6 +339,10 @@ def strip_folders(command: str) -> str:
     return re.sub(r"(?<![\w.])/(?:[^\s,='\"/]+/)+", "", command)
 
 
+def strip_command(environment: Mapping[str, Any]) -> dict[str, Any]:
+    return {**environment, "command": strip_folders(environment["command"])}
+
+
 def read_numbers(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
@@ -256,7 +387,10 @@ def make(config: RunConfig, given: argparse.Namespace) -> None:
     except Diverged:
         trained = time.time() - started
     line = export(folder)
-    append(line | {"config": line["config"] | {"data": strip_place(config).data}}, given.out / f"{name_part(config)}.jsonl")
+    append(
+        line | {"config": line["config"] | {"data": strip_place(config).data}},
+        given.out / f"{given.part or name_part(config)}.jsonl",
+    )
     shutil.rmtree(folder)
     found = line.get("failed") or " ".join(map(show, line["evaluation"]))
     times = f"{line['steps']} steps in {trained:.0f} s, evaluation {time.time() - started - trained:.0f} s"
@@ -277,7 +411,7 @@ def train(config: RunConfig, folder: Path) -> None:
 
 def append(line: dict[str, Any], path: Path) -> None:
     for part in (line["environment"], *line["environment"].get("resumed", [])):
-        part["command"] = strip_folders(part["command"])
+        part |= strip_command(part)
     file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     os.write(file, (json.dumps(line) + "\n").encode())  # in one piece: several workers write
     os.close(file)
@@ -334,7 +468,8 @@ def carry_out(configs: Sequence[RunConfig], deadline: Any, given: argparse.Names
     done = [identify(run.config) for run in read_lines(given.out)]
     todo = [config for config in configs if identify(config) not in done]
     given.out.mkdir(parents=True, exist_ok=True)  # not before it is known what goes there
-    print(f"{len(todo)} of {len(configs)} runs to do on {torch.cuda.get_device_name()}", flush=True)
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"
+    print(f"{len(todo)} of {len(configs)} runs to do on {where}", flush=True)
     context = processes.get_context("spawn")
     queue, failed = context.Queue(), context.Value("i", 0)
     for config in [*todo, *[None] * given.workers]:
@@ -358,13 +493,16 @@ def carry_out(configs: Sequence[RunConfig], deadline: Any, given: argparse.Names
     return int(failed.value) + died
 
 
-def read_arguments() -> argparse.Namespace:
+def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     which = parser.add_subparsers(dest="experiment", required=True)
+    as_released = "the rows that this path of the published code computes otherwise than the paper, as it does"
     length = which.add_parser(length_gen.NAME)
     length.add_argument("--tasks", default="mqmtar,sort,reverse")
     length.add_argument("--table", default="all", choices=[*TABLES, "all"])
     length.add_argument("--steps", type=read_count, default=2000)
+    length.add_argument("--kernels", default="", help="only rows of these")
+    length.add_argument("--as-released", default="", choices=["efficient", "plain"], help=as_released)
     length.set_defaults(list=list_length_gen, finish=None)
     regbench = which.add_parser(in_context.NAME)
     regbench.add_argument("--examples", default="1000,2500,5000")
@@ -372,10 +510,10 @@ def read_arguments() -> argparse.Namespace:
     regbench.add_argument("--epochs", type=read_count, default=200)
     regbench.add_argument("--patience", type=int, default=40, help="epochs without a lower validation loss")
     regbench.add_argument("--rate", type=float, help="highest learning rate, of which a tenth is left in the end")
-    regbench.add_argument(
-        "--as-released", default="", choices=["efficient", "plain"],
-        help="the rows that this path of the published code computes otherwise than the paper, as it does",
-    )  # fmt: skip
+    regbench.add_argument("--as-released", default="", choices=["efficient", "plain"], help=as_released)
+    regbench.add_argument("--recipe", default="benchmark", choices=[*in_context.RATES], help="learning rate and weight decay")
+    regbench.add_argument("--form", default="", choices=["own", "benchmark"], help="of recurrent models; others are left out")
+    regbench.add_argument("--architectures", default="", help="only rows of these, as in mosaic,mamba")
     regbench.set_defaults(list=list_regbench, finish=None)
     lm = which.add_parser(language_modelling.NAME)
     lm.add_argument("--data", type=Path, required=True, help="a corpus that `compactattn data` has prepared")
@@ -391,17 +529,23 @@ def read_arguments() -> argparse.Namespace:
     lm.add_argument("--validations", type=read_count, default=20, help="during training")
     lm.add_argument("--keep", default="last", choices=["last", "best"], help="weights to evaluate; the paper's are the last")
     lm.add_argument("--output", default="", choices=["scaled", "plain"], help="of Memory Mosaics or of GPT-2, for all rows")
+    lm.add_argument("--fast-embedding", action="store_true", help="√width times the rate for the tied embedding")
     lm.add_argument("--batch", type=read_count)
     lm.add_argument("--rate", type=float)
     lm.add_argument("--final-rate", type=float)
     lm.set_defaults(list=list_lm, finish=finish_lm)
-    for part in (length, regbench, lm):
-        part.add_argument("--seeds", default="0")
+    which.add_parser("plan", help="print the runs that are due")
+    cpu = which.add_parser("cpu")
+    cpu.add_argument("--tables", default=",".join((FIRST_LOSS, *CPU_TABLES)))
+    cpu.set_defaults(list=list_cpu, finish=None)
+    for part in (length, regbench, lm, cpu):
+        part.set_defaults(part="")  # the file of all lines, where it is not that of each config
+        part.add_argument("--seeds", default="0,1,2" if part is cpu else "0")
         part.add_argument("--workers", type=read_count, default=1, help="runs at a time on the one GPU")
         part.add_argument("--minutes", type=float, default=1e6, help="start no run after these; with --resume-dir, stop all")
         part.add_argument("--resume-dir", type=Path, help="folder for the state of runs, to go on with later")
         part.add_argument("--out", type=Path)
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def refuse(sentence: str) -> int:
@@ -412,8 +556,11 @@ def refuse(sentence: str) -> int:
 
 def main() -> int:
     given = read_arguments()
+    if given.experiment == "plan":
+        print_plan()
+        return 0
     given.out = given.out or Path("results") / given.experiment
-    if not torch.cuda.is_available():
+    if given.experiment != "cpu" and not torch.cuda.is_available():
         return refuse(f"this needs a GPU, and torch {torch.__version__} sees none; `compactattn train` has presets for a CPU")
     given.state = given.resume_dir or Path(tempfile.mkdtemp(prefix="make-"))
     deadline = processes.get_context("spawn").Value("d", time.time() + 60 * given.minutes, lock=False)

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 import os
 import re
+import shlex
 import signal
 import time
 from pathlib import Path
@@ -144,7 +145,7 @@ def test_a_run_that_diverges_has_a_line_and_is_not_done_again(make, monkeypatch,
     make.make(config, given)
     (run,) = make.read_lines(given.out)
     assert run.config == make.strip_place(config)
-    assert re.match(r"diverged at step \d, loss ", run.failed)
+    assert re.match(r"diverged at step \d, (loss |a scale of attention)", run.failed)
     assert run.evaluation == []
     assert run.environment["command"]
     assert f"seed 0: {run.failed}" in capsys.readouterr().out
@@ -380,3 +381,56 @@ def test_the_last_name_of_an_absolute_path_stays_in_a_command(make):
     assert make.strip_folders("make.py lm --data /a/b/c --ood x=/d/e,y=f/g --rate 1e-3") == (
         "make.py lm --data c --ood x=e,y=f/g --rate 1e-3"
     )
+
+
+def test_every_command_of_the_plan_names_runs(make, tmp_path):
+    folder = make_corpus(tmp_path / "stories").folder
+    found = {}
+    for due in make.PLAN:
+        given = make.read_arguments(shlex.split(due.command.replace("data/stories", str(folder))))
+        given.out = tmp_path
+        found[due.title] = [config for configs in given.list(given) for config in configs]
+        assert found[due.title], due.title
+    kernels, again, path, mambas, transformer, long, plain, efficient, stories, fast = found.values()
+    assert len(kernels) == len(again) == 10
+    assert {(c.training.rate, c.training.decay) for c in kernels} == {(5e-4, 0.1)}
+    assert {(c.training.rate, c.training.decay) for c in again} == {(1e-4, 0.01)}
+    assert [(c.model.kernel, c.model.as_released) for c in path] == [("norm_relu", "plain")]
+    assert [(c.model.form, c.model.layers) for c in mambas] == [("benchmark", 1)] * 3
+    assert [(c.model.attention_dropout, c.training.patience) for c in transformer] == [(0.1, 0)]
+    assert [c.training.steps for c in long] == [10_000] * 8
+    assert [{c.model.as_released for c in configs} for configs in (plain, efficient)] == [{"plain"}, {"efficient"}]
+    assert [{c.training.embedding_rate for c in configs} for configs in (stories, fast)] == [{1.0}, {768**0.5}]
+    assert {c.model.start for configs in found.values() for c in configs} == {"published", "unit"}
+    assert 40 <= sum(due.minutes for due in make.PLAN) <= 50
+
+
+def test_the_plan_is_printed_without_a_gpu(make, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["make.py", "plan"])
+    assert make.main() == 0
+    said = capsys.readouterr().out
+    assert all(f"python results/make.py {due.command}" in said and due.prediction in said for due in make.PLAN)
+
+
+def test_small_runs_go_to_a_file_for_each_table(make, tmp_path):
+    given = make.read_arguments(["cpu", "--tables", "start,mamba,norm-relu,output", "--out", str(tmp_path)])
+    found = {}
+    for configs in make.list_cpu(given):
+        found[given.part] = configs
+    assert {name: len(configs) for name, configs in found.items()} == {"start": 12, "mamba": 6, "norm-relu": 12, "output": 6}
+    assert {c.training.device for configs in found.values() for c in configs} == {"cpu"}
+    assert {(c.model.as_released, c.model.beta_squared) for c in found["norm-relu"]} == {
+        ("", 0.0), ("", 0.5), ("plain", 0.0), ("efficient", 0.0)
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="table 'x' is unknown; choose among first-loss, start, mamba, norm-relu, output"):
+        list(make.list_cpu(make.read_arguments(["cpu", "--tables", "x"])))
+
+
+def test_first_losses_are_written_down(make, tmp_path, monkeypatch):
+    monkeypatch.setattr(make, "FIRST_SIZES", ((20, 64),))
+    given = make.read_arguments(["cpu", "--tables", "first-loss", "--seeds", "0", "--out", str(tmp_path)])
+    assert list(make.list_cpu(given)) == []
+    former, published = (json.loads(line) for line in (tmp_path / "first-loss.jsonl").read_text().splitlines())
+    assert (former["start"], published["start"]) == ("former", "published")
+    assert former["loss"] > 2 * former["log_vocab"]
+    assert published["loss"] == pytest.approx(published["log_vocab"], rel=0.02)

@@ -37,27 +37,53 @@ def test_a_preset_is_a_complete_config_that_survives_being_written_down(preset, 
 
 def test_the_paper_preset_is_the_published_recipe():
     mosaic = in_context.paper("mosaic", 2500)
-    assert (mosaic.model.layers, mosaic.model.width, mosaic.model.heads, mosaic.model.slots_per_head) == (2, 128, 8, 448)
-    assert (mosaic.model.vocab, mosaic.model.dropout, mosaic.model.embedding_dropout) == (20, 0.05, 0)
-    training = mosaic.training
-    assert (training.batch, training.rate, training.final_rate, training.betas, training.clip) == (
-        32,
-        5e-4,
-        5e-5,
-        (0.9, 0.999),
-        1,
-    )
+    model, training = mosaic.model, mosaic.training
+    assert (model.vocab, model.layers, model.width, model.heads, model.slots_per_head) == (20, 2, 128, 8, 448)
+    assert (model.dropout, model.attention_dropout, model.persistent_dropout, model.embedding_dropout) == (0.05, 0.05, 0.05, 0)
+    assert model.start == "published"
+    assert (training.batch, training.betas, training.clip) == (32, (0.9, 0.999), 1.0)
     assert in_context.epoch_of(mosaic, training.steps) == 200
     assert training.warmup == training.steps // 10
     assert in_context.epoch_of(mosaic, training.validate_every) == pytest.approx(1, abs=0.01)
-    layers = {"transformer": 8, "retnet": 2, "gla": 4, "h3": 2, "s4d": 2, "mamba": 4}
-    for name, depth in layers.items():
-        model = in_context.paper(name, 2500).model
-        assert (model.layers, model.width, model.dropout, model.embedding_dropout) == (depth, 128, 0, 0.1)
-    heads = {"transformer": 2, "retnet": 4, "gla": 1}
-    assert {name: in_context.paper(name, 2500).model.heads for name in heads} == heads
-    assert {in_context.paper(name, 2500).training.decay for name in in_context.RECIPES} == {0.1}
+
+
+def test_the_baselines_are_the_benchmarks():
+    expected = {  # layers, heads, form, dropout of attention and of the embedding, rate of state-space parameters
+        "transformer": (8, 2, "own", 0.1, 0.1, 0.0),
+        "retnet": (2, 8, "benchmark", 0.0, 0.1, 0.0),
+        "gla": (4, 1, "benchmark", 0.0, 0.1, 0.0),
+        "h3": (2, 1, "benchmark", 0.0, 0.1, 1e-3),
+        "s4d": (2, 1, "benchmark", 0.0, 0.1, 1e-3),
+        "mamba": (1, 1, "benchmark", 0.0, 0.0, 0.0),
+    }
+    for name, values in expected.items():
+        model, training = in_context.paper(name, 2500).model, in_context.paper(name, 2500).training
+        found = (model.layers, model.heads, model.form, model.attention_dropout, model.embedding_dropout, training.ssm_rate)
+        assert found == values, name
+        assert (model.width, model.dropout, training.clip, training.decay_all) == (128, 0, 0, True)
+    assert in_context.paper("mamba", 1000).model.start == "unit"
     assert in_context.paper("transformer", 1000).model.positions == "learned"
+
+
+def test_two_recipes_have_names():
+    for name, rate, decay in (("benchmark", 5e-4, 0.1), ("repository", 1e-4, 0.01)):
+        training = in_context.choose_rates(in_context.paper("mosaic", 1000), name).training
+        assert (training.rate, training.final_rate, training.decay) == (rate, rate / 10, decay)
+    assert in_context.choose_rates(in_context.paper("gla", 1000), "benchmark") == in_context.paper("gla", 1000)
+
+
+@pytest.mark.parametrize("model", in_context.OWN)
+def test_our_own_form_of_a_baseline_is_what_it_was(model):
+    config = in_context.paper(model, 1000, "own")
+    layers, heads = {"retnet": (2, 4), "gla": (4, 1), "mamba": (4, 1)}.get(model, (2, 1))
+    assert (config.model.form, config.model.layers, config.model.heads) == ("own", layers, heads)
+    assert (config.training.clip, config.training.ssm_rate, config.model.embedding_dropout) == (1.0, 0.0, 0.1)
+    assert in_context.paper(model, 1000, "benchmark") == in_context.paper(model, 1000) != config
+
+
+def test_a_form_is_for_recurrent_models():
+    with pytest.raises(ValueError, match="form 'benchmark' is for retnet, gla, h3, s4d, mamba; a mosaic has one form only"):
+        in_context.paper("mosaic", 1000, "benchmark")
 
 
 @pytest.mark.parametrize(("preset", "epochs", "patience"), [("paper", 200, 40), ("gpu-short", 100, 15), ("cpu-quick", 20, 0)])
@@ -115,8 +141,9 @@ def test_models_that_match_have_about_the_parameters_of_a_mosaic_and_keep_their_
     with torch.device("meta"):
         counts = {model: count_parameters(build(config.model)) for model, config in matched.items()}
     assert counts == pytest.approx(dict.fromkeys(counts, counts["mosaic"]), rel=0.04)
-    sizes = {name: getattr(own["gla"].model, name) for name in ("layers", "width", "heads", "inner")}
-    assert vary(matched["gla"], model=sizes) == own["gla"]
+    ours = in_context.PRESETS[preset]("gla", 1000, "own")
+    sizes = {name: getattr(ours.model, name) for name in ("layers", "width", "heads", "inner")}
+    assert vary(matched["gla"], model=sizes) == ours
     assert (matched["mosaic"] == own["mosaic"]) == (preset == "paper")  # whose mosaic is what the others match
 
 

@@ -22,6 +22,7 @@ from compactattn.cli.work import (
     finish_sweep,
     fit_to_machine,
     has_gpu,
+    name_changes,
     progress,
     read_numbers,
     split_kernels,
@@ -34,6 +35,7 @@ from compactattn.experiments import length_generalisation as length_gen
 from compactattn.experiments.length_generalisation import default_lengths, evaluate_run
 from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.experiments.sweep import Job
+from compactattn.models.config import Released, Start
 from compactattn.models.generation import generate
 from compactattn.training.config import RunConfig, vary
 
@@ -53,7 +55,9 @@ def train_length_gen(
     preset: Preset = "cpu-quick",
     model: Literal["mosaic", "transformer"] = "mosaic",
     positions: Literal["auto", "none", "alibi", "learned"] = "auto",
-    as_released: Literal["", "efficient", "plain"] = "",
+    as_released: Released = "",
+    bandwidth_start: float | None = None,
+    start: Start | None = None,
     seed: int = 0,
     steps: int | None = None,
     batch: int | None = None,
@@ -85,7 +89,10 @@ def train_length_gen(
             or paper (the published recipe, an hour or so on a fast GPU).
         model: A Memory Mosaic, or a GPT-2 transformer.
         positions: auto is none for a mosaic and alibi for a transformer, as in the paper.
-        as_released: Train with a departure of the published code, to measure what it costs.
+        as_released: Weigh keys as a path of the published code does, where it departs from the paper: efficient or plain.
+        bandwidth_start: 1/h² of every head before training, as in 0.5; if not given e² = 7.4, as published. A wide start helps
+            normalised ReLU, which sends no gradient where no key is within h.
+        start: Of the embedding; former is the start of runs from before it was mended, which was no published one.
         seed: Of the first weights and of the data.
         steps: Updates of the weights, if other than the preset's.
         batch: Samples in an update, over all processes.
@@ -105,7 +112,7 @@ def train_length_gen(
     config = configure(
         task, kernel, preset, seed,
         model={"architecture": model, "positions": positions, "as_released": as_released,
-               "layers": layers, "width": width, "heads": heads},
+               "beta_squared": bandwidth_start, "start": start, "layers": layers, "width": width, "heads": heads},
         training={"steps": steps, "batch": batch, "rate": rate, "precision": precision, "accumulation": accumulation,
                   "compile": compile, "graph": graph, "device": device},
     )  # fmt: skip
@@ -207,7 +214,7 @@ def name_run(config: RunConfig) -> str:
     model = config.model
     variant = "transformer" if model.architecture == "transformer" else re.sub(r"[^A-Za-z0-9.]+", "-", model.kernel).strip("-")
     extras: list[str] = [model.positions] if model.positions != ("alibi" if variant == "transformer" else "none") else []
-    extras += [f"as-released-{model.as_released}"] if model.as_released else []
+    extras += name_changes(model)
     return "-".join([config.data["task"], variant, *extras, str(config.seed)])
 
 

@@ -23,6 +23,7 @@ from compactattn.cli.work import (
     finish_sweep,
     fit_to_machine,
     has_gpu,
+    name_changes,
     note_positions,
     progress,
     split_kernels,
@@ -41,7 +42,7 @@ from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.storytelling import SAMPLING, Teller, save_stories
 from compactattn.experiments.sweep import Job
 from compactattn.folders import cache_folder
-from compactattn.models.config import own_output
+from compactattn.models.config import Released, Start, own_output
 from compactattn.training.config import RunConfig
 from compactattn.training.distributed import choose_device, leads
 
@@ -75,6 +76,10 @@ def train_lm(
     width: int | None = None,
     heads: int | None = None,
     output: Literal["scaled", "plain"] | None = None,
+    fast_embedding: bool = False,
+    as_released: Released = "",
+    bandwidth_start: float | None = None,
+    start: Start | None = None,
     keep: Literal["best", "last"] | None = None,
     precision: Literal["fp32", "bf16"] | None = None,
     accumulation: int | None = None,
@@ -109,11 +114,17 @@ def train_lm(
         length: Tokens of a window.
         rate: The highest learning rate; by default that of the paper for this depth and kernel, or 5e-3 for cpu-quick.
         final_rate: The learning rate of the last step; by default the paper's too, or 5e-4 for cpu-quick.
-        dropout: Of the weights of attention, and of what each block adds; 0.05 if not given, 0 for cpu-quick.
+        dropout: Of the weights of attention and of persistent memory, and of what each block adds; 0.05 if not given, 0 for
+            cpu-quick.
         width: Of the model.
         heads: Of each block.
-        output: Logits divided by √width and an embedding that starts as N(0, 1), as in Memory Mosaics (scaled), or neither, as
-            in GPT-2 (plain); by default plain for cpu-quick, whose few steps are too few for the other, else the model's own.
+        output: Logits divided by √width and an embedding that starts as N(0, 1/width), as in Memory Mosaics (scaled), or
+            logits as they are and N(0, 0.02²), as in GPT-2 (plain); by default plain for cpu-quick, whose few steps are too few
+            for the other, else the model's own.
+        fast_embedding: Train the tied embedding at √width times the rate, which makes up for the division of the logits.
+        as_released: Weigh keys as a path of the published code does, where it departs from the paper: efficient or plain.
+        bandwidth_start: 1/h² of every head of a mosaic before training, as in 0.5; if not given e² = 7.4, as published.
+        start: Of the embedding; former is the start of runs from before it was mended, which was no published one.
         keep: Which weights are tested and tell stories: those of the lowest validation loss (best), or of the last step (last,
             as in the paper); by default last for paper, best for the other presets.
         precision: bf16 runs matrix products in bfloat16 under autocast, as all presets but cpu-quick do.
@@ -122,11 +133,12 @@ def train_lm(
             none for cpu-quick and under torchrun.
         graph: Replay updates as a CUDA graph, as gpu-short does; for one process and one micro-batch.
         device: auto, cpu, cuda or cuda:1.
-        out: The run's folder; by default runs/lm/CORPUS-MODEL-KERNEL-LAYERS-SEED, with an --output after the kernel.
+        out: The run's folder; by default runs/lm/CORPUS-MODEL-KERNEL-LAYERS-SEED, with other choices after the kernel.
         evaluate: Test the model on the validation split.
         tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
     """
-    given = {"dropout": dropout, "width": width, "heads": heads, "output": output}
+    given = {"width": width, "heads": heads, "output": output, "as_released": as_released, "beta_squared": bandwidth_start,
+             "start": start, **({} if dropout is None else language_modelling.drop(dropout))}  # fmt: skip
     training = {"steps": steps, "batch": batch, "rate": rate, "final_rate": final_rate, "keep": keep, "precision": precision,
                 "accumulation": accumulation, "compile": compile, "graph": graph, "device": device}  # fmt: skip
     counts = {"layers": layers, "steps": steps, "batch": batch, "length": length, "width": width, "heads": heads}
@@ -134,6 +146,8 @@ def train_lm(
     choose_device(device)  # before stories are prepared
     kernel = read_kernel(KERNELS[model] if kernel is None else kernel)
     config = configure(open_corpus(data), preset, model, kernel, layers, seed, length, given, training)
+    if fast_embedding:
+        config = language_modelling.hasten_embedding(config)
     folder = out or Path("runs") / language_modelling.NAME / name_run(config, output)
     train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
 
@@ -260,10 +274,11 @@ def describe(config: RunConfig) -> str:
 
 
 def name_run(config: RunConfig, output: str | None) -> str:
-    """A folder's name for people, with the output layer that was asked for, if any; nothing is ever read out of it."""
+    """A folder's name for people, with what was asked for beside the kernel; nothing is ever read out of it."""
     model = config.model
     kernel = re.sub(r"[^A-Za-z0-9.]+", "-", model.kernel).strip("-")
-    asked = [output] if output else []
+    asked = [*([output] if output else []), *name_changes(model)]
+    asked += ["fast-embedding"] if config.training.embedding_rate != 1 else []
     return "-".join([config.data["corpus"], model.architecture, kernel, *asked, str(model.layers), str(config.seed)])
 
 

@@ -27,6 +27,7 @@ from compactattn.cli.work import (
     finish_sweep,
     fit_to_machine,
     has_gpu,
+    name_changes,
     name_model,
     note_positions,
     progress,
@@ -39,7 +40,7 @@ from compactattn.experiments import in_context
 from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.experiments.sweep import Job
 from compactattn.kernels import split_names
-from compactattn.models.config import Architecture
+from compactattn.models.config import FORMS, Architecture, Form, Released, Start
 from compactattn.models.generation import generate
 from compactattn.models.language_model import build, count_parameters
 from compactattn.training.config import RunConfig, vary
@@ -57,7 +58,11 @@ def train_regbench(
     kernel: str = "gaussian",
     examples: int = 1000,
     preset: Preset = "cpu-quick",
-    recipe: Path | None = None,
+    recipe: str = "benchmark",
+    form: Form | None = None,
+    as_released: Released = "",
+    bandwidth_start: float | None = None,
+    start: Start | None = None,
     seed: int = 0,
     epochs: int | None = None,
     patience: int | None = None,
@@ -91,13 +96,20 @@ def train_regbench(
         examples: Languages to train on, one example each.
         preset: cpu-quick (easier languages and a smaller model than published, minutes on two cores), gpu-short (the published
             data and models, at most 100 epochs) or paper (at most 200). Both stop before that when --patience is lost.
-        recipe: A recipe.json of `compactattn sweep regbench --search`, in place of the preset's size and weight decay.
+        recipe: Rate and weight decay of the benchmark (benchmark: 5e-4 and 0.1) or of the paper's repository (repository: 1e-4
+            and 0.01), or a recipe.json of `compactattn sweep regbench --search` in place of the preset's size and decay.
+        form: Of a recurrent model: that of the benchmark's code, whose Mamba is one bare layer, or our own, residual blocks
+            around the mixer of its paper. By default the benchmark's.
+        as_released: Weigh keys as a path of the published code does, where it departs from the paper. RegBench's code imports
+            the plain one.
+        bandwidth_start: 1/h² of every head of a mosaic before training, as in 0.5; if not given e² = 7.4, as published.
+        start: Of the embedding; former is the start of runs from before it was mended, which was no published one.
         seed: Of the first weights and of the order of the examples; the languages are the same for every seed.
         epochs: At most; the preset's if not given.
         patience: Epochs without a lower validation loss after which training stops; 0 stands for never. If not given 40 with
             paper, 15 with gpu-short, and 0 with cpu-quick.
-        rate: The highest learning rate; a tenth of it is left in the end.
-        decay: Weight decay.
+        rate: The highest learning rate, if other than the recipe's; a tenth of it is left in the end.
+        decay: Weight decay of all parameters, if other than the recipe's.
         layers: Number of blocks.
         width: Of the model.
         heads: Of each block.
@@ -107,18 +119,19 @@ def train_regbench(
         compile: torch.compile for what surrounds attention (parts) or for everything (whole).
         graph: Replay updates as a CUDA graph, faster for small models.
         device: auto, cpu, cuda or cuda:1.
-        out: The run's folder; by default runs/regbench/MODEL-KERNEL-EXAMPLES-SEED, with "matched" after the kernel.
+        out: The run's folder; by default runs/regbench/MODEL-KERNEL-EXAMPLES-SEED, with other choices after the kernel.
         evaluate: Test the model on the held-out languages.
         tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
     """
-    given = {"layers": layers, "width": width, "heads": heads}
+    given: dict[str, Any] = {"layers": layers, "width": width, "heads": heads}
     if matched:
-        refuse_sizes(recipe=recipe is not None, **{name: number is not None for name, number in given.items()})
+        refuse_sizes(recipe=is_file(recipe), form=form is not None, **{name: n is not None for name, n in given.items()})
+    given |= {"as_released": as_released, "beta_squared": bandwidth_start, "start": start}
     final_rate = None if rate is None else rate / 10
     training = {"patience": patience, "rate": rate, "final_rate": final_rate, "decay": decay, "precision": precision,
                 "compile": compile, "graph": graph, "device": device}  # fmt: skip
-    config = configure(model, kernel, examples, preset, seed, epochs, recipe, given, training, matched)
-    folder = out or Path("runs") / in_context.NAME / name_run(config, matched)
+    config = configure(model, kernel, examples, preset, seed, epochs, recipe, given, training, matched, form or "")
+    folder = out or Path("runs") / in_context.NAME / name_run(config, matched, recipe)
     train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
 
 
@@ -129,7 +142,7 @@ def sweep_regbench(
     seeds: int = 1,
     preset: Preset = "cpu-quick",
     search: bool = False,
-    recipe: Path | None = None,
+    recipe: str = "benchmark",
     matched: bool = False,
     epochs: int | None = None,
     device: str = "auto",
@@ -145,14 +158,16 @@ def sweep_regbench(
     What is finished is not done again: after Ctrl-C the same command goes on.
 
     Args:
-        models: Names separated by commas: mosaic:KERNEL, transformer, transformer:KERNEL, s4d, h3, gla, retnet, mamba.
+        models: Names separated by commas: mosaic:KERNEL, transformer, transformer:KERNEL, s4d, h3, gla, retnet, mamba: the
+            benchmark's; mamba:own and so on are our own form of the recurrent ones.
         examples: Numbers of training examples separated by commas; the paper's are 1000,2500,5000,10000,20000,40000.
         seeds: How many, counted from 0.
         preset: cpu-quick, gpu-short or paper; see `compactattn train regbench --help`.
         search: Train one model at each point of the paper's search space (weight decay, depth, width, heads: 72 runs, or 18
             of S4D, H3 and Mamba, which have no heads) instead, and write the point with the lowest validation loss to
             OUT/recipe.json.
-        recipe: Such a file, for every mosaic of the sweep: chosen for one kernel and reused for the others, as in the paper.
+        recipe: Rate and weight decay of every run, benchmark or repository; see `compactattn train regbench --help`. Or a
+            recipe.json, for every mosaic of the sweep: chosen for one kernel and reused for the others, as in the paper.
         matched: The sizes that `compactattn models regular` lists in place of the preset's: the depth and the parameters of
             a Memory Mosaic of width 128 for every model (Mamba, whose blocks have no MLP, has twice the layers).
         epochs: At most; the preset's if not given.
@@ -164,21 +179,33 @@ def sweep_regbench(
     require_counts(seeds=(seeds, 1), jobs=(jobs, 0))
     numbers = list(dict.fromkeys(read_numbers(examples, "examples")))
     named = [read_variant(name) for name in split_names(models)]
-    variants = list({(model, str(parse_kernel(kernel))): (model, kernel) for model, kernel in reversed(named)}.values())[::-1]
-    check_sweep([model for model, _ in variants], len(numbers), seeds, search, recipe, matched)
+    once = {(model, str(parse_kernel(kernel)), form): (model, kernel, form) for model, kernel, form in reversed(named)}
+    variants = list(once.values())[::-1]
+    check_sweep([model for model, *_ in variants], len(numbers), seeds, search, recipe, matched)
     configs = [
         configure(
-            model, kernel, number, preset, seed, epochs, recipe if model == "mosaic" else None, {}, {"device": device}, matched
+            model,
+            kernel,
+            number,
+            preset,
+            seed,
+            epochs,
+            "benchmark" if is_file(recipe) and model != "mosaic" else recipe,
+            {},
+            {"device": device},
+            matched,
+            form,
         )
         for seed in range(seeds)
         for number in numbers
-        for model, kernel in variants
+        for model, kernel, form in variants
     ]
     if search:
         configs = list(in_context.list_grid(configs[0]))
     prepare_folder(out)
     warn_of_preset(preset, device)
-    todo = [Job(config, out / (name_point(config) if search else name_run(config, matched)), 0, device) for config in configs]
+    names = [name_point(config) if search else name_run(config, matched, recipe) for config in configs]
+    todo = [Job(config, out / name, 0, device) for config, name in zip(configs, names, strict=True)]
     jobs = jobs or min(len(todo), 4 if has_gpu(device) else os.cpu_count() or 1)
     if search:
         diverged = finish_jobs(todo, jobs)
@@ -194,8 +221,8 @@ def sweep_regbench(
 
 
 def configure(
-    model: str, kernel: str, examples: int, preset: str, seed: int, epochs: int | None, recipe: Path | None,
-    given: Mapping[str, Any], training: Mapping[str, Any], matched: bool = False,
+    model: str, kernel: str, examples: int, preset: str, seed: int, epochs: int | None, recipe: str,
+    given: Mapping[str, Any], training: Mapping[str, Any], matched: bool = False, form: str = "",
 ) -> RunConfig:  # fmt: skip
     """The preset with the recipe or a mosaic's size, then with what was asked for in place of its own; what is None stays."""
     kernel = read_kernel(kernel)
@@ -206,12 +233,14 @@ def configure(
     if epochs is not None and epochs < 1:
         raise UsageError(f"epochs = {epochs} must be at least 1")
     try:
-        base = fit_to_machine(in_context.PRESETS[preset](model, examples), training.get("device") or "auto")
+        base = fit_to_machine(in_context.PRESETS[preset](model, examples, form), training.get("device") or "auto")
         if epochs is not None:
             steps = epochs * examples // base.training.batch
             base = vary(base, training={"steps": steps, "warmup": steps // 10})
-        if recipe is not None:
-            base = in_context.apply_recipe(base, recipe)
+        if is_file(recipe):
+            base = in_context.apply_recipe(base, Path(recipe))
+        elif recipe != "benchmark":
+            base = in_context.choose_rates(base, recipe)
         if matched:
             base = in_context.match(base)
         return vary(
@@ -224,7 +253,12 @@ def configure(
         raise UsageError(str(error)) from error
 
 
-def check_sweep(models: Sequence[str], sizes: int, seeds: int, search: bool, recipe: Path | None, matched: bool) -> None:
+def is_file(recipe: str) -> bool:
+    """Whether a recipe is none of the named ones, and so the file of a search."""
+    return recipe not in in_context.RATES
+
+
+def check_sweep(models: Sequence[str], sizes: int, seeds: int, search: bool, recipe: str, matched: bool) -> None:
     """Refuses options of a sweep that do not go together."""
     if not models:
         raise UsageError("name at least one model, as in --models mosaic:gaussian,gla")
@@ -233,11 +267,11 @@ def check_sweep(models: Sequence[str], sizes: int, seeds: int, search: bool, rec
             f"--search is for one model, one number of examples and one seed, but {len(models)}, {sizes} and {seeds}"
             " are asked for; name one, as in --search --models mosaic:gaussian --examples 1000"
         )
-    if search and recipe is not None:
+    if search and is_file(recipe):
         raise UsageError("--search tries every size and weight decay, which leaves nothing to --recipe; give one of them")
     if matched:
-        refuse_sizes(recipe=recipe is not None, search=search)
-    if recipe is not None and "mosaic" not in models:
+        refuse_sizes(recipe=is_file(recipe), search=search)
+    if is_file(recipe) and "mosaic" not in models:
         raise UsageError(f"--recipe is for the mosaics of a sweep, and {', '.join(models)} are none; leave it out")
 
 
@@ -248,12 +282,12 @@ def refuse_sizes(**given: bool) -> None:
         raise UsageError(f"--matched sets the size of a model, and so {do} {' and '.join(found)}; leave one out")
 
 
-def read_variant(name: str) -> tuple[str, str]:
-    """Model and kernel of a name such as "mosaic:sparsemax" or "gla"."""
-    model, _, kernel = name.partition(":")
+def read_variant(name: str) -> tuple[str, str, str]:
+    """Model, kernel and form of a name such as "mosaic:sparsemax", "gla" or "mamba:own"."""
+    model, _, rest = name.partition(":")
     if model not in in_context.RECIPES:
         raise UsageError(f"model {model!r} is unknown; choose among {', '.join(in_context.RECIPES)}")
-    return model, kernel or "gaussian"
+    return (model, "gaussian", rest) if rest in FORMS and model in in_context.OWN else (model, rest or "gaussian", "")
 
 
 def describe(config: RunConfig) -> str:
@@ -273,11 +307,12 @@ def note_languages(config: RunConfig) -> str:
     )
 
 
-def name_run(config: RunConfig, matched: bool = False) -> str:
+def name_run(config: RunConfig, matched: bool = False, recipe: str = "benchmark") -> str:
     """A folder's name for people; nothing is ever read out of it."""
     model = config.model
     kernel = [re.sub(r"[^A-Za-z0-9.]+", "-", model.kernel).strip("-")] if model.architecture in in_context.WITH_KERNEL else []
-    size = ["matched"] if matched else []
+    form = ["own"] if model.architecture in in_context.OWN and model.form == "own" and not matched else []
+    size = [*form, *(["matched"] if matched else []), *(["repository"] if recipe == "repository" else []), *name_changes(model)]
     return "-".join([model.architecture, *kernel, *size, str(config.data["examples"]), str(config.seed)])
 
 

@@ -320,6 +320,13 @@ def name_model(model: ModelConfig, has_kernel: bool = True) -> str:
     return f"{model.architecture}{f':{model.kernel}' if has_kernel else ''}"
 
 
+def name_changes(model: ModelConfig) -> list[str]:
+    """What a folder's name says of a model that is not the published one."""
+    changes = [f"as-released-{model.as_released}"] if model.as_released else []
+    changes += [f"bandwidth-{model.beta_squared:g}"] if model.beta_squared else []
+    return changes + ([f"{model.start}-start"] if model.start == "former" else [])
+
+
 def describe_model(model: ModelConfig, has_kernel: bool = True) -> str:
     layers = f"{model.layers} {'layer' if model.layers == 1 else 'layers'}"
     return f"{name_model(model, has_kernel)}, {layers}, width {model.width}"

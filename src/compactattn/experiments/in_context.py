@@ -59,25 +59,36 @@ class Data:
 
 
 class Recipe(NamedTuple):
-    """The size of a model and what keeps it from learning its examples by heart."""
+    """What tells the recipes of two models apart: fields of ModelConfig and of TrainingConfig."""
 
-    layers: int
-    heads: int
-    width: int = 128
-    decay: float = 0.1
-    dropout: float = 0.0
-    embedding_dropout: float = 0.1
+    model: Mapping[str, Any]
+    training: Mapping[str, Any]
 
 
-# of the benchmark, but for the mosaic's, which is the paper's
-RECIPES: Mapping[str, Recipe] = {
-    "mosaic": Recipe(2, 8, dropout=0.05, embedding_dropout=0.0),
-    "transformer": Recipe(8, 2),
-    "retnet": Recipe(2, 4),
-    "gla": Recipe(4, 1),
-    "h3": Recipe(2, 1),
-    "s4d": Recipe(2, 1),
-    "mamba": Recipe(4, 1),
+class Rates(NamedTuple):
+    """The highest learning rate, of which a tenth is left at the end, and the weight decay."""
+
+    rate: float
+    decay: float
+
+
+# the benchmark's, which the paper's table has too; and those that the paper's repository names for its Memory Mosaics
+RATES: Mapping[str, Rates] = {"benchmark": Rates(5e-4, 0.1), "repository": Rates(1e-4, 0.01)}
+DROPPED = {"dropout": 0.05, "attention_dropout": 0.05, "persistent_dropout": 0.05}
+BASELINE = {"width": 128, "embedding_dropout": 0.1}
+STATE_SPACE = {"clip": 0.0, "ssm_rate": 1e-3}
+RECIPES: Mapping[str, Recipe] = {  # of the benchmark's models, but for the mosaic's, which is the paper's
+    "mosaic": Recipe({"layers": 2, "heads": 8, "width": 128, **DROPPED}, {"clip": 1.0}),
+    "transformer": Recipe({"layers": 8, "heads": 2, "attention_dropout": 0.1, **BASELINE}, {"clip": 0.0}),
+    "retnet": Recipe({"layers": 2, "heads": 8, "form": "benchmark", **BASELINE}, {"clip": 0.0}),
+    "gla": Recipe({"layers": 4, "heads": 1, "form": "benchmark", **BASELINE}, {"clip": 0.0}),
+    "h3": Recipe({"layers": 2, "heads": 1, "form": "benchmark", **BASELINE}, STATE_SPACE),
+    "s4d": Recipe({"layers": 2, "heads": 1, "form": "benchmark", **BASELINE}, STATE_SPACE),
+    "mamba": Recipe({"layers": 1, "heads": 1, "form": "benchmark", "start": "unit", "width": 128}, {"clip": 0.0}),
+}
+OWN: Mapping[str, Recipe] = {  # our variants of the recurrent models: residual blocks with norms, gradients clipped
+    name: Recipe({"layers": layers, "heads": heads, "form": "own", **BASELINE}, {"clip": 1.0})
+    for name, layers, heads in (("retnet", 2, 4), ("gla", 4, 1), ("h3", 2, 1), ("s4d", 2, 1), ("mamba", 4, 1))
 }
 WITH_KERNEL = ("mosaic", "transformer")
 WITH_HEADS = (*WITH_KERNEL, "retnet", "gla")
@@ -89,53 +100,61 @@ GRID: Mapping[str, tuple[Any, ...]] = {  # Table "Hyperparameter space for the i
 }
 
 
-def paper(model: str, examples: int) -> RunConfig:
+def paper(model: str, examples: int, form: str = "") -> RunConfig:
     """The published recipe, 200 epochs at most: minutes to an hour on a GPU. That it ends when 40 bring nothing is ours."""
-    return _configure(model, Data(examples, {}), epochs=200, batch=32, patience=40)
+    return _configure(model, Data(examples, {}), form, epochs=200, batch=32, patience=40)
 
 
-def gpu_short(model: str, examples: int) -> RunConfig:
+def gpu_short(model: str, examples: int, form: str = "") -> RunConfig:
     """The same for at most 100 epochs, and less patience."""
-    return _configure(model, Data(examples, {}), epochs=100, batch=32, patience=15)
+    return _configure(model, Data(examples, {}), form, epochs=100, batch=32, patience=15)
 
 
-def cpu_quick(model: str, examples: int) -> RunConfig:
+def cpu_quick(model: str, examples: int, form: str = "") -> RunConfig:
     """Small languages, short examples and a narrow model: a minute or two on two CPU cores."""
     changes = {"states": [4, 6], "letters": [4, 8], "strings": [6, 10], "string_length": [1, 12]}
-    config = _configure(model, Data(examples, changes), epochs=20, batch=32, patience=0)
+    config = _configure(model, Data(examples, changes), form, epochs=20, batch=32, patience=0)
     layers = {"transformer": 2, "gla": 2}.get(model, config.model.layers)
     small = {"width": 64, "heads": min(4, config.model.heads), "layers": layers}
     training = {"rate": 3e-3, "final_rate": 3e-4, "precision": "fp32", "compile": "none", "graph": False}
     return vary(config, model=small, training=training)
 
 
-PRESETS: dict[str, Callable[[str, int], RunConfig]] = {"cpu-quick": cpu_quick, "gpu-short": gpu_short, "paper": paper}
+PRESETS: dict[str, Callable[..., RunConfig]] = {"cpu-quick": cpu_quick, "gpu-short": gpu_short, "paper": paper}
 
 
-def _configure(model: str, data: Data, *, epochs: int, batch: int, patience: int) -> RunConfig:
-    """AdamW, warm-up over a tenth of training, a cosine to a tenth of the rate; validated after every epoch."""
+def _configure(model: str, data: Data, form: str, *, epochs: int, batch: int, patience: int) -> RunConfig:
+    """AdamW with decay of all parameters, warm-up over a tenth of training, a cosine to a tenth of the rate."""
     if model not in RECIPES:
         raise ValueError(f"model {model!r} is unknown; choose one of {', '.join(RECIPES)}")
     if data.examples < batch:
         raise ValueError(f"examples = {data.examples} do not fill a batch of {batch}; train on at least that many")
-    recipe, languages = RECIPES[model], data.make_languages()
+    recipe, languages, (rate, decay) = choose_recipe(model, form), data.make_languages(), RATES["benchmark"]
     steps, epoch = epochs * data.examples // batch, data.examples // batch
     training = TrainingConfig(
-        steps=steps, batch=batch, rate=5e-4, final_rate=5e-5, warmup=steps // 10, decay=recipe.decay, betas=(0.9, 0.999),
-        precision="bf16", compile="parts", graph=True, log_every=max(1, epoch // 4), checkpoint_every=5 * epoch,
-        validate_every=epoch, patience=patience,
+        steps=steps, batch=batch, rate=rate, final_rate=rate / 10, warmup=steps // 10, decay=decay, decay_all=True,
+        betas=(0.9, 0.999), precision="bf16", compile="parts", graph=True, log_every=max(1, epoch // 4),
+        checkpoint_every=5 * epoch, validate_every=epoch, patience=patience, **recipe.training,
     )  # fmt: skip
     learned = {"positions": "learned", "longest": languages.longest} if model == "transformer" else {}
-    settings: dict[str, Any] = {
-        "layers": recipe.layers, "width": recipe.width, "heads": recipe.heads, "dropout": recipe.dropout,
-        "embedding_dropout": recipe.embedding_dropout, **learned,
-    }  # fmt: skip
+    settings: dict[str, Any] = {**recipe.model, **learned}
     return RunConfig(NAME, 0, ModelConfig(languages.vocab, architecture=cast(Any, model), **settings), training, asdict(data))
 
 
+def choose_recipe(model: str, form: str = "") -> Recipe:
+    """The benchmark's recipe of a model, or ours of a recurrent one."""
+    if form in ("", RECIPES[model].model.get("form", "own")):
+        return RECIPES[model]
+    if form == "own":
+        return OWN[model]
+    raise ValueError(f"form {form!r} is for {', '.join(OWN)}; a {model} has one form only")
+
+
 def list_grid(config: RunConfig) -> Iterator[RunConfig]:
-    """The config at every point of the paper's search space; a model without heads keeps its own number."""
+    """The config at every point of the paper's search space; a model without heads, or of one layer, keeps its own number."""
     grid = {**GRID, "heads": GRID["heads"] if config.model.architecture in WITH_HEADS else (config.model.heads,)}
+    if config.model.bare:
+        grid["layers"] = (config.model.layers,)
     for values in product(*grid.values()):
         point = dict(zip(grid, values, strict=True))
         sizes = {name: value for name, value in point.items() if name != "decay"}
@@ -145,12 +164,21 @@ def list_grid(config: RunConfig) -> Iterator[RunConfig]:
 def match(config: RunConfig) -> RunConfig:
     """The config with the size that `compactattn models regular` lists: the parameters of a Memory Mosaic for any model.
 
-    Weight decay, dropout and all else stay the recipe's.
+    A recurrent model takes our form of it. Rate and weight decay stay.
     """
-    given = {"architecture": config.model.architecture, "vocab": config.model.vocab}
+    architecture = config.model.architecture
+    given = {"architecture": architecture, "vocab": config.model.vocab}
     longest = {"longest": config.model.longest} if config.model.longest else {}
     size = ZOO["regular"].configure(**given, **longest)
-    return vary(config, model={name: getattr(size, name) for name in ("layers", "width", "heads", "inner")})
+    own = OWN.get(architecture, RECIPES[architecture])
+    sizes = {name: getattr(size, name) for name in ("layers", "width", "heads", "inner")}
+    return vary(config, model={**own.model, "start": "published", **sizes}, training={"ssm_rate": 0.0, **own.training})
+
+
+def choose_rates(config: RunConfig, name: str) -> RunConfig:
+    """The config with the rate and the weight decay of a named recipe."""
+    rate, decay = RATES[name]
+    return vary(config, training={"rate": rate, "final_rate": rate / 10, "decay": decay})
 
 
 def write_recipe(config: RunConfig) -> dict[str, Any]:
@@ -167,7 +195,7 @@ def apply_recipe(config: RunConfig, path: Path) -> RunConfig:
         if type(decay) not in (int, float) or any(type(size) is not int for size in sizes):  # True is no number here
             raise TypeError
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror or error}") from None
+        raise ValueError(f"cannot read {path}: {error.strerror or error}; name a file, or one of {', '.join(RATES)}") from None
     except (ValueError, KeyError, TypeError):
         raise ValueError(f"{path} is no recipe; a recipe has {', '.join(GRID)}, as a search writes them") from None
     return vary(config, model=dict(zip(list(GRID)[1:], sizes, strict=True)), training={"decay": decay})

@@ -7,6 +7,7 @@ import math
 import numpy as np
 from report_examples import ENVIRONMENT, write_folder, write_lines
 
+from compactattn.experiments import language_modelling as lm
 from compactattn.models.config import ModelConfig
 from compactattn.report.evaluations import Predicted, Story, Stretches
 from compactattn.report.lm_paper import ROWS
@@ -19,13 +20,14 @@ SHIFTS = {"validation": 0.0, "simplewiki": 2.4, "tinystories": 0.6}
 TEXT = " there was a small fox.\n\nIt met <b>Anna & Tom</b> by the river, and *they* played all day.\nThe end."
 
 
-def make_config(kernel="sparsemax", seed=0, layers=1, architecture="mosaic", data=None, width=768, dropout=0.05, **training):
+def make_config(kernel="sparsemax", seed=0, layers=1, architecture="mosaic", data=None, width=768, **changes):
     longest = {"positions": "learned", "longest": 512} if architecture == "transformer" else {}
+    model = {name: changes.pop(name) for name in [*changes] if name in ModelConfig.__annotations__}
     return RunConfig(
         "lm",
         seed,
-        ModelConfig(50257, layers, width, 12, architecture, kernel, dropout=dropout, **longest),
-        TrainingConfig(**USUAL | training),
+        ModelConfig(50257, layers, width, 12, architecture, kernel, **lm.drop(0.05) | model, **longest),
+        TrainingConfig(**USUAL | changes),
         {"corpus": "stories", "length": 512, "validation_windows": 200, "tokenizer": "gpt2"} | (data or {}),
     )
 

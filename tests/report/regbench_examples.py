@@ -5,6 +5,7 @@ import math
 import numpy as np
 from report_examples import ENVIRONMENT
 
+from compactattn.experiments.in_context import RECIPES
 from compactattn.models.config import ModelConfig
 from compactattn.report.evaluations import Bins, Part, Scored
 from compactattn.report.regbench_paper import ROWS
@@ -14,15 +15,18 @@ from compactattn.training.config import RunConfig, TrainingConfig
 EDGES = tuple(range(0, 513, 32))
 
 
-def make_config(kernel="sparsemax", seed=0, examples=1000, architecture="mosaic", changes=None, epochs=200, **training):
+def make_config(
+    kernel="sparsemax", seed=0, examples=1000, architecture="mosaic", changes=None, epochs=200, model=None, **training
+):
+    model = {**RECIPES[architecture].model, **(model or {})}
     per_epoch, steps = examples // 32, epochs * examples // 32  # as the presets count
     longest = {"positions": "learned", "longest": 950} if architecture == "transformer" else {}
     steps = {"steps": steps, "warmup": steps // 10, "validate_every": per_epoch}
     return RunConfig(
         "regbench",
         seed,
-        ModelConfig(20, layers=2, width=128, architecture=architecture, kernel=kernel, **longest),
-        TrainingConfig(**steps | {"batch": 32, "rate": 5e-4, "final_rate": 5e-5} | training),
+        ModelConfig(20, architecture=architecture, kernel=kernel, **model, **longest),
+        TrainingConfig(**steps | {"batch": 32, "rate": 5e-4, "final_rate": 5e-5, "betas": (0.9, 0.999)} | training),
         {"examples": examples, "changes": changes or {}},
     )
 

@@ -87,6 +87,17 @@ def test_another_task_of_the_same_name_has_no_numbers_of_the_paper_beside_it():
     assert [c.published for c in compare([small, make_run()])] == [True, False]
 
 
+def test_the_former_start_has_a_comparison_of_its_own_and_it_comes_last():
+    sort = {"task": "sort", "kernel": "gaussian", "architecture": "transformer", "positions": "alibi"}
+    diverged = dataclasses.replace(make_run({}, seed=1, start="former"), failed="diverged")
+    small = make_run(task="sort", data={"symbols": 8})
+    found = compare([make_run(start="former"), diverged, make_run(**sort, start="former"), small, make_run(**sort), make_run()])
+    assert [one.title for one in found] == ["MQMTAR", "Sort", "Sort", "MQMTAR, former start", "Sort, former start"]
+    assert [one.former for one in found] == [False, False, False, True, True]
+    assert [(len(one.lines), len(one.failed)) for one in found] == [(1, 0), (1, 0), (1, 0), (1, 1), (1, 0)]
+    assert found[3].subject == "MQMTAR"  # in sentences
+
+
 def test_data_of_an_inner_dictionary_counts_too():
     (comparison,) = compare([make_run(data={"settings": {"queries": 2}})])
     assert comparison.changed == {"queries": (4, 2)}

@@ -7,6 +7,7 @@ from report_examples import make_run, speak, tidy
 
 from compactattn.report.comparison import compare
 from compactattn.report.finding import find, find_baseline, hold_against_paper, list_departures
+from compactattn.training.config import vary
 
 comparison_of, told = speak(compare, find)
 
@@ -70,7 +71,7 @@ def test_a_baseline_that_has_not_learnt_the_task_is_named_and_nothing_is_held_ag
         make_run({64: 0.74, 128: 0.1}, kernel="gaussian"),
     )
     assert headline == (
-        "After 2,000 steps Gaussian attention has not learnt MQMTAR (74 %), so nothing can be said about extrapolation "
+        "After 2,000 steps Gaussian attention has not yet learnt MQMTAR (74 %), so nothing can be said about extrapolation "
         "against it; of the 2 variants that have, sparsemax carries furthest, with 50 % at 4× the training length."
     )
     assert details.startswith("Of those that have learnt the task, at 4×: sparsemax (50 %), 1-ReLUmax (30 %).")
@@ -81,7 +82,7 @@ def test_the_transformer_alone_makes_no_learnt_task_of_the_others():
     transformer = make_run({64: 0.99, 128: 0}, kernel="gaussian", architecture="transformer", positions="alibi")
     headline, _ = told(make_run({64: 0.63, 128: 0.01}), make_run({64: 0.898, 128: 0}, kernel="gaussian"), transformer)
     assert headline == (
-        "After 2,000 steps Gaussian attention has not learnt MQMTAR (under 90 %), so nothing can be said about "
+        "After 2,000 steps Gaussian attention has not yet learnt MQMTAR (under 90 %), so nothing can be said about "
         "extrapolation against it; only the Transformer, ALiBi has, and gets 0 % at 2× the training length."
     )
 
@@ -89,9 +90,9 @@ def test_the_transformer_alone_makes_no_learnt_task_of_the_others():
 def test_where_the_baseline_alone_has_learnt_the_task_no_kernel_is_held_against_it():
     headline, _ = told(make_run({64: 0.4, 128: 0.3}), make_run({64: 0.95, 128: 0.1}, kernel="gaussian"))
     assert headline == (
-        "After 2,000 steps no compact kernel has learnt MQMTAR (the best at the training length: sparsemax, 40 %), so nothing "
-        "can be said about extrapolation against Gaussian attention; only Gaussian attention has, and gets 10 % at 2× the "
-        "training length."
+        "After 2,000 steps no compact kernel has yet learnt MQMTAR (the best at the training length: sparsemax, 40 %), so "
+        "nothing can be said about extrapolation against Gaussian attention; only Gaussian attention has, and gets 10 % at 2× "
+        "the training length."
     )
 
 
@@ -143,7 +144,24 @@ def test_a_difference_within_the_intervals_is_called_chance():
 
 def test_a_task_that_was_not_learnt_is_called_so():
     _, details = told(make_run({64: 0.4, 128: 0.1}), make_run({64: 0.95, 128: 0.1}, kernel="gaussian"))
-    assert "Not learnt to 90 % even at the training length, so no test of extrapolation: sparsemax (40 %)." in details
+    assert (
+        "Not yet learnt after 2,000 steps (under 90 % at the training length), so no test of extrapolation: sparsemax (40 %)."
+    ) in details
+
+
+def test_who_has_not_yet_learnt_is_said_to_be_falling_only_where_every_run_of_it_is():
+    def falling(*ends):
+        level = [(step, 5.0 if step <= 190 else end) for end in ends for step in range(1, 201)]
+        losses = [level[200 * i : 200 * (i + 1)] for i in range(len(ends))]
+        return [make_run({64: 0.4}, seed=seed, losses=curve) for seed, curve in enumerate(losses)]
+
+    base = make_run(kernel="gaussian")
+    other = make_run({64: 0.1}, kernel="relumax", losses=[(step, 5.0) for step in range(1, 201)])
+    assert "Their training losses were still falling: sparsemax." in told(base, other, *falling(4.9, 4.8))[1]
+    assert "Their training losses were still falling." in told(base, *falling(4.9))[1]
+    for rest in (falling(4.9, 5.1), [make_run({64: 0.4}, losses=[(10, 5.0), (20, 4.0)])]):
+        assert "falling" not in told(base, other, *rest)[1]
+    assert "falling" not in told(base)[1]
 
 
 def test_where_nothing_was_learnt_no_lead_is_claimed():
@@ -187,9 +205,20 @@ def test_departures_name_both_numbers():
         "samples of a test: 200; in the paper 1,000",
         "warm-up steps: 200; in the paper 40,000",
         "training examples: at most 512,000, 1 % of the paper's 50,000,000",
+        "slots of persistent memory: 448; in the paper 2,688",
+        "dropout: 0.0; in the paper 0.05",
+        "dropout on persistent weights: 0.0; in the paper 0.05",
     ):
         assert note in map(tidy, notes)
-    assert not any(note.startswith(("batch", "layers", "heads", "learning rate", "weight decay")) for note in notes)
+    kept = {"slots": 2688, "dropout": 0.05, "persistent_dropout": 0.05}
+    assert not any(note.startswith(("slots", "dropout")) for note in list_departures(comparison_of(make_run(**kept))))
+    more = list_departures(comparison_of(make_run(**kept, attention_dropout=0.05)))
+    assert "dropout on contextual weights: 0.05; in the paper 0.0" in more
+    transformer = make_run(kernel="gaussian", architecture="transformer", positions="alibi")
+    assert not any(note.startswith(("slots", "dropout")) for note in list_departures(comparison_of(transformer)))
+    changed = dataclasses.replace(make_run(), config=vary(make_run().config, training={"betas": (0.9, 0.99)}))
+    assert "second beta of AdamW: 0.99; in the paper 0.95" in list_departures(comparison_of(changed))
+    assert not any(note.startswith(("batch", "layers", "heads", "learning rate", "weight decay", "first")) for note in notes)
 
 
 def test_a_run_that_stopped_early_is_named():

@@ -39,6 +39,12 @@ def test_runs_of_another_depth_corpus_length_batch_or_number_of_steps_are_not_co
     assert tokens == {key: steps * batch * length for key in tokens for _, steps, batch, length in [key]}
 
 
+def test_the_former_start_has_a_comparison_of_its_own_and_it_comes_last():
+    found = compare([make_run(start="former"), make_run(layers=8), make_failed(seed=1, start="former"), make_run()])
+    assert [one.title.rpartition("), ")[2] for one in found] == ["1 layer", "8 layers", "1 layer, former start"]
+    assert [len(one.lines[0].runs) for one in found] == [1, 1, 2]
+
+
 def test_the_folder_in_which_a_corpus_lies_keeps_no_runs_apart():
     comparison = comparison_of(make_run(data={"folder": "/a"}), make_run(seed=1, data={"folder": "/b"}))
     assert [line.seeds for line in comparison.lines] == [[0, 1]]

@@ -71,6 +71,9 @@ def test_another_output_layer_is_told_beside_the_own_and_is_no_contestant():
         " Transformer, scaled output is at 3.400, 0.800 behind its own."
     ) in tidy(details)
     assert "output layers" not in told(*runs)[1]
+    assert "its embedding starts as N(0, 1/width) (scaled)" in details
+    former = [dataclasses.replace(run, config=vary(run.config, model={"start": "former"})) for run in (*runs, plain)]
+    assert "its embedding starts as N(0, 1) (scaled)" in told(*former)[1]
 
 
 def test_an_output_layer_that_all_mosaics_share_is_of_the_setting_and_keeps_no_kernel_from_the_contest():
@@ -278,8 +281,8 @@ def test_departures_name_both_numbers():
         "steps: 2,000; in the paper 80,000",
         "batch: 64; in the paper 512",
         "warm-up steps: 200; in the paper 2,000",
-        "width: 384; in the paper 768",
         "slots of persistent memory: 1,344; in the paper 2,688",
+        "width: 384; in the paper 768",
         "learning rate: 0.001; in the paper 0.005",
         "tokens seen: at most 65,536,000, 0.31 % of the paper's 20,971,520,000",
     ]
@@ -298,6 +301,8 @@ def test_a_rate_that_the_paper_lowered_too_is_no_departure():
     [
         ({"final_rate": 5e-5}, "last learning rate: 0.00005; in the paper 0.0001"),
         ({"dropout": 0.0}, "dropout: 0.0; in the paper 0.05"),
+        ({"attention_dropout": 0.0}, "dropout on contextual weights: 0.0; in the paper 0.05"),
+        ({"persistent_dropout": 0.0}, "dropout on persistent weights: 0.0; in the paper 0.05"),
         ({"clip": 0.0}, "largest norm of a gradient: 0.0; in the paper 1.0"),
         ({"betas": (0.8, 0.95)}, "first beta of AdamW: 0.8; in the paper 0.9"),
         ({"keep": "best"}, "judged by the weights of the lowest validation loss; in the paper by the last ones"),

@@ -8,15 +8,11 @@ from report_examples import make_run as make_length_run
 
 from compactattn.evaluation.statistics import t_interval
 from compactattn.experiments import in_context
-from compactattn.kernels import parse
 from compactattn.report import comparison as length_generalisation
 from compactattn.report import regbench_paper
-from compactattn.report.paper import Variant
 from compactattn.report.regbench_comparison import compare, count_epochs
 from compactattn.report.regbench_finding import list_departures
 from compactattn.training.config import vary
-
-SPARSEMAX, GAUSSIAN = (Variant("mosaic", parse(kernel)) for kernel in ("sparsemax", "gaussian"))
 
 
 def comparison_of(*runs):
@@ -160,14 +156,38 @@ def test_other_languages_and_other_splits_are_other_comparisons_without_the_pape
     assert second.not_run() == []
 
 
-def test_a_gap_of_more_than_two_points_is_open_until_it_is_explained(monkeypatch):
-    comparison = comparison_of(make_run(0.942 - 0.0201, 0.325 + 0.02), make_run(0.963, 0.5, kernel="gaussian"))
-    found = [(gap.line.label, gap.measure, gap.explanation) for gap in comparison.gaps]
-    assert found == [("Gaussian", "accuracy", ""), ("Gaussian", "tvd", ""), ("sparsemax", "accuracy", "")]
-    monkeypatch.setitem(regbench_paper.EXPLAINED, (SPARSEMAX, 1000, "accuracy"), "made up")
-    monkeypatch.setitem(regbench_paper.EXPLAINED, (GAUSSIAN, 2500, "accuracy"), "of another size")
-    again = dataclasses.replace(comparison)
-    assert [gap.explanation for gap in again.gaps] == ["", "", "made up"]
+def test_a_gap_of_more_than_two_points_has_the_status_of_the_runs_behind_its_own_cell():
+    stopped = dataclasses.replace(make_run(0.5, 0.193, examples=2500), steps=1000)
+    comparison = comparison_of(make_run(0.942 - 0.0201, 0.325 + 0.02), stopped, make_run(0.963, 0.5, kernel="gaussian"))
+    assert [(gap.line.label, gap.size, gap.measure, gap.status.kind) for gap in comparison.gaps] == [
+        ("Gaussian", 1000, "accuracy", "open"),
+        ("Gaussian", 1000, "tvd", "open"),
+        ("sparsemax", 1000, "accuracy", "open"),
+        ("sparsemax", 2500, "accuracy", "steps"),
+    ]
+
+
+def test_our_own_form_stands_in_the_papers_order_beside_its_number_and_apart_from_the_benchmarks():
+    own = make_run(0.5, 0.6, architecture="gla", model={"form": "own"})
+    comparison = comparison_of(make_run(), make_run(0.51, 0.6, architecture="gla"), own)
+    assert labels(comparison) == ["GLA", "GLA, own form", "sparsemax"]
+    assert [comparison.papers_row(line).name for line in comparison.lines[:2]] == ["Gla", "Gla"]
+    assert "Gla" not in comparison_of(own).not_run()
+
+
+def test_the_former_start_has_a_comparison_of_its_own_and_it_comes_last():
+    former, changed = {"model": {"start": "former"}}, {"changes": {"states": 5}}
+    diverged = dataclasses.replace(make_run(evaluated=False, seed=1), failed="diverged")
+    runs = [make_run(**former), make_run(**former, architecture="gla"), make_run(), diverged, make_run(**changed)]
+    found = compare(runs)
+    assert [one.title for one in found] == ["RegBench", "a changed RegBench", "RegBench, former start"]
+    assert [labels(one) for one in found] == [["sparsemax"], ["sparsemax"], ["GLA", "sparsemax"]]
+    assert [len(one.failed) for one in found] == [1, 0, 0]
+    unit = make_run(architecture="mamba")  # the benchmark's own start
+    assert unit.config.model.start == "unit"
+    assert not comparison_of(unit).former
+    valid = compare([make_run(score={"split": "valid"}), make_run(**former)])  # each start has its own test split
+    assert [(one.split, one.former) for one in valid] == [("valid", False), ("test", True)]
 
 
 def test_the_best_is_the_highest_accuracy_and_the_lowest_tvd():

@@ -7,8 +7,7 @@ import pytest
 
 from compactattn.kernels import parse
 from compactattn.report.paper import Variant
-from compactattn.report.regbench_comparison import MEASURES
-from compactattn.report.regbench_paper import EXPLAINED, ROWS, SIZES
+from compactattn.report.regbench_paper import PUBLISHED_RATES, ROWS, SIZES
 
 PAPER = Path(__file__).parents[3] / "shared" / "paper" / "paper.tex"
 
@@ -63,7 +62,7 @@ def test_every_cell_is_that_of_the_papers_source():
 
 
 def test_an_architecture_without_attention_has_no_kernel():
-    settings = {"architecture": "retnet", "kernel": "sparsemax", "positions": "none"}
+    settings = {"architecture": "retnet", "kernel": "sparsemax", "positions": "none", "form": "benchmark"}
     assert Variant.of(settings) == Variant.of(settings | {"kernel": "gaussian"}) == Variant("retnet", None)
     assert not Variant("retnet", None).compact
     assert Variant.of(settings | {"architecture": "transformer"}).compact
@@ -76,6 +75,17 @@ def test_every_row_has_a_short_name_of_its_own():
     assert Variant("transformer", parse("gaussian"), "none").label == "Transformer, no positions"
 
 
-def test_only_rows_of_the_paper_are_explained_and_each_in_one_line():
-    assert all(size in ROWS[variant].cells and measure in MEASURES for variant, size, measure in EXPLAINED)
-    assert all(text.strip() and "\n" not in text for text in EXPLAINED.values())
+def test_a_recurrent_model_says_its_form():
+    given = {"architecture": "mamba", "kernel": "gaussian"}
+    assert Variant.of(given).label == Variant.of(given | {"form": "own"}).label == "Mamba, own form"
+    assert Variant.of(given | {"form": "benchmark"}).label == "Mamba"
+    assert not Variant.of(given).usual
+    mosaic = {"architecture": "mosaic", "kernel": "norm_relu", "form": "own"}
+    assert Variant.of(mosaic).label == "normReLU"
+    assert Variant.of(mosaic | {"beta_squared": 0.5}).label == "normReLU, β² from 0.5"
+    assert Variant.of(mosaic).usual
+    assert not Variant.of(mosaic | {"beta_squared": 0.5}).usual
+
+
+def test_the_rates_of_the_table_and_of_the_repository_are_both_published():
+    assert set(PUBLISHED_RATES) == {5e-4, 1e-4}

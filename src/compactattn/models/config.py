@@ -91,6 +91,8 @@ class ModelConfig:
                 f"layers = {self.layers}: RegBench's Mamba is one layer, since its code gives each layer the raw embeddings;"
                 " choose layers = 1, or form = 'own' for residual blocks"
             )
+        if self.bare and (self.dropout or self.embedding_dropout):
+            raise ValueError("RegBench's Mamba reads raw embeddings, where no dropout has an effect; leave dropout at 0")
         self._check_heads()
         if self.architecture in ("s4d", "h3") and self.state % 2:
             raise ValueError(

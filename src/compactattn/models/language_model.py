@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from compactattn.memory.inspection import Look
-from compactattn.models.block import BLOCKS, BareBlock
+from compactattn.models.block import BLOCKS
 from compactattn.models.config import GPT2_STD, ModelConfig
 from compactattn.models.head import head_loss
 
@@ -44,8 +44,7 @@ class LanguageModel(nn.Module):
             nn.init.normal_(self.positions.weight, std=GPT2_STD)
         self.dropout = nn.Dropout(config.embedding_dropout)
         self.blocks = nn.ModuleList(BLOCKS[config.architecture](config) for _ in range(config.layers))
-        bare = isinstance(self.blocks[-1], BareBlock)
-        self.norm = nn.Identity() if bare else nn.LayerNorm(config.width, bias=not mosaic)
+        self.norm = nn.Identity() if config.bare else nn.LayerNorm(config.width, bias=not mosaic)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (B, T, V) of tokens (B, T)."""

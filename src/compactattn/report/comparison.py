@@ -22,10 +22,14 @@ SHORTEST = 32  # of the paper's training sources
 
 
 def published_setting(task: str) -> dict[str, Any]:
-    """What the paper's data for a task is made of; nothing for a task it does not have."""
+    """What the paper's data for a task is made of; nothing for a task it does not have.
+
+    Leaves the layout of the words out: runs of either layout stand beside the paper.
+    """
     if task not in paper.LENGTHS:
         return {}
-    return asdict(TASKS[task]) | {"shortest": SHORTEST, "longest": paper.LONGEST}
+    numbers = {name: value for name, value in asdict(TASKS[task]).items() if name != "layout"}
+    return numbers | {"shortest": SHORTEST, "longest": paper.LONGEST}
 
 
 Line = lines.Line[int, Summary, Evaluated]
@@ -39,10 +43,21 @@ class Comparison:
     mode: str
     lines: tuple[Line, ...]
     failed: tuple[Run, ...] = ()
+    former: bool = False  # whether its runs began from the former start
 
-    @cached_property
-    def title(self) -> str:
+    @property
+    def subject(self) -> str:
         return paper.TITLES.get(self.task, self.task)
+
+    @property
+    def title(self) -> str:
+        return lines.name_start(self.subject, self.former)
+
+    @property
+    def name(self) -> str:
+        """For links and files."""
+        name = self.task if self.published else f"{self.task}-{self.longest}"
+        return lines.name_start(name if self.mode == MODES[0] else f"{name}-{self.mode}", self.former)
 
     @cached_property
     def longest(self) -> int:
@@ -91,22 +106,26 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
-    """All comparisons that the runs allow, those of the paper's tasks first, the published mode before the other."""
-    groups: dict[tuple[str, str, str], list[Run]] = {}
-    failed: dict[str, list[Run]] = {}
+    """All comparisons that the runs allow: the published start, the paper's tasks and the published mode come first."""
+    groups: dict[tuple[str, str, str, bool], list[Run]] = {}
+    failed: dict[tuple[str, bool], list[Run]] = {}
     for run in runs:
+        setting = json.dumps(run.config.data, sort_keys=True), lines.is_former(run)
         if run.failed:
-            failed.setdefault(json.dumps(run.config.data, sort_keys=True), []).append(run)
+            failed.setdefault(setting, []).append(run)
         for task, mode in sorted({(row.task, row.mode) for row in run.evaluation if isinstance(row, Evaluated)}):
-            groups.setdefault((task, mode, json.dumps(run.config.data, sort_keys=True)), []).append(run)
+            groups.setdefault((task, mode, *setting), []).append(run)
     found = [
-        Comparison(task, mode, _make_lines(group, task, mode), tuple(failed.get(data, ())))
-        for (task, mode, data), group in groups.items()
+        Comparison(task, mode, _make_lines(group, task, mode), tuple(failed.get((data, former), ())), former)
+        for (task, mode, data, former), group in groups.items()
     ]
     tasks = list(paper.LENGTHS)
     return sorted(
         found,
-        key=lambda c: (not c.published, tasks.index(c.task) if c.task in tasks else 99, c.task, c.longest, c.mode != MODES[0]),
+        key=lambda c: (
+            *(c.former, not c.published, tasks.index(c.task) if c.task in tasks else 99),
+            *(c.task, c.longest, c.mode != MODES[0]),
+        ),
     )
 
 

@@ -9,8 +9,9 @@ from compactattn.evaluation.statistics import Summary
 from compactattn.kernels import gaussian
 from compactattn.report import paper
 from compactattn.report.comparison import Comparison, Line
-from compactattn.report.lines import list_changes, list_doubts, list_failures, span
+from compactattn.report.lines import list_changes, list_doubts, list_failures, read_memories, span
 from compactattn.report.paper import Variant
+from compactattn.report.runs import Run
 
 LEARNT = 0.9  # exact match at the training length from which a task counts as learnt
 CLOSE = 0.05  # a difference to the paper of less is called agreement
@@ -98,12 +99,12 @@ def find_lead(comparison: Comparison, base: Line, rivals: list[Line]) -> Lead | 
 
 
 def _find_without_baseline(comparison: Comparison, base: Line, learnt: list[Line]) -> Finding:
-    """What can be said where the baseline has not learnt the task: who has, and how far they carry."""
+    """What can be said where the baseline has not yet learnt the task: who has, and how far they carry."""
     home = base.cells.get(comparison.longest)
     if home is None:
         why = f"{_capital(_name(base))} was not tested at the training length"
     else:
-        why = f"{_after([base])} {_name(base)} has not learnt {comparison.title} ({_short(home.mean)})"
+        why = f"{_after([base])} {_name(base)} has not yet learnt {comparison.subject} ({_short(home.mean)})"
     headline = f"{why}, so nothing can be said about extrapolation against it"
     return Finding(f"{headline}; {_state_reach(comparison, learnt)}.", _list_reach(comparison, learnt))
 
@@ -114,7 +115,7 @@ def _find_without_rivals(comparison: Comparison, base: Line, kernels: list[Line]
     best = max(kernels, key=lambda line: at_home.get(line.label, -1))
     if best.label in at_home:
         share = f"the best at the training length: {best.label}, {_short(at_home[best.label])}"
-        why = f"{_after(kernels)} no compact kernel has learnt {comparison.title} ({share})"
+        why = f"{_after(kernels)} no compact kernel has yet learnt {comparison.subject} ({share})"
     else:
         why = "No compact kernel was tested at the training length"
     headline = f"{why}, so nothing can be said about extrapolation against {_name(base)}"
@@ -131,7 +132,7 @@ def _state_lead(comparison: Comparison, lead: Lead, base: Line) -> str:
     where = f"{comparison.factor(lead.length)} the training length"
     ours, theirs = (f" ({s.seeds} {'seed' if s.seeds == 1 else 'seeds'})" for s in (lead.ours, lead.base))
     ours, theirs = ("", "") if lead.ours.seeds == lead.base.seeds else (ours, theirs)
-    shares = f"{_percent(lead.ours.mean)} of {comparison.title} samples exactly right{ours}"
+    shares = f"{_percent(lead.ours.mean)} of {comparison.subject} samples exactly right{ours}"
     if _is_ahead(lead.ours, lead.base):
         return f"At {where}, {lead.best.label} gets {shares}; {_name(base)} gets {_percent(lead.base.mean)}{theirs}."
     return (
@@ -142,7 +143,7 @@ def _state_lead(comparison: Comparison, lead: Lead, base: Line) -> str:
 
 def _state_failure(comparison: Comparison) -> str:
     label, mean = max(_at_home(comparison).items(), key=lambda item: item[1])
-    share = f"{_short(mean)} of {comparison.title} samples exactly right"
+    share = f"{_short(mean)} of {comparison.subject} samples exactly right"
     return f"Nothing to extrapolate yet: at the training length itself, the best, {label}, gets {share}."
 
 
@@ -155,7 +156,7 @@ def _state_best(comparison: Comparison, learnt: list[Line]) -> str:
     """The furthest that any line gets, where there is nothing to hold it against."""
     length = max(n for line in learnt for n in line.cells)
     line = max((line for line in learnt if length in line.cells), key=lambda line: line.cells[length].mean)
-    share = f"{_percent(line.cells[length].mean)} of {comparison.title} samples exactly right"
+    share = f"{_percent(line.cells[length].mean)} of {comparison.subject} samples exactly right"
     return f"At {comparison.factor(length)} the training length, {line.label} gets {share}."
 
 
@@ -185,7 +186,7 @@ def _state_reach(comparison: Comparison, learnt: list[Line]) -> str:
 
 
 def _list_reach(comparison: Comparison, learnt: list[Line]) -> list[str]:
-    """The same of each line that has learnt the task, and then who has not."""
+    """The same of each line that has learnt the task, and then who has not yet."""
     reach = _rank_reach(comparison, learnt)
     sentences = []
     if reach is not None and len(learnt) > 1:
@@ -209,7 +210,22 @@ def _state_learning(comparison: Comparison) -> list[str]:
         least = _percent(min(at_home.values()))
         return [f"{who} learnt the task itself: at the training length the least is {least}.", *untested]
     names = ", ".join(f"{label} ({_short(mean)})" for label, mean in behind.items())
-    return [f"Not learnt to {_percent(LEARNT)} even at the training length, so no test of extrapolation: {names}.", *untested]
+    lines = [line for line in comparison.lines if line.label in behind]
+    falling = [line for line in lines if all(map(_is_falling, line.finished))]
+    whose = "" if falling == lines else f": {'; '.join(line.label for line in falling)}"
+    return [
+        f"Not yet learnt {_after(lines).lower()} (under {_percent(LEARNT)} at the training length), so no test of "
+        f"extrapolation: {names}.",
+        *([f"Their training losses were still falling{whose}."] if falling else []),
+        *untested,
+    ]
+
+
+def _is_falling(run: Run) -> bool:
+    """Whether the last tenth of its training losses is lower than the tenth before it, on average."""
+    losses = [loss for _, loss in run.losses]
+    tenth = len(losses) // 10
+    return tenth > 0 and sum(losses[-tenth:]) < sum(losses[-2 * tenth : -tenth])
 
 
 def _state_field(comparison: Comparison, lead: Lead, base: Line, rivals: list[Line], which: str) -> str:
@@ -287,10 +303,10 @@ def list_departures(comparison: Comparison) -> list[str]:
     about_runs = list_doubts(comparison.lines, "length") + list_failures(comparison.failed)
     recipe = paper.RECIPES.get(comparison.task)
     if recipe is None:
-        return [f"the paper has no task {comparison.title}", *about_runs]
+        return [f"the paper has no task {comparison.subject}", *about_runs]
     steps = [n for line in comparison.lines for n in line.steps]
-    models = [run.config.model for line in comparison.lines for run in line.runs]
-    trainings = [run.config.training for line in comparison.lines for run in line.runs]
+    runs = [run for line in comparison.lines for run in line.runs]
+    models, trainings = [run.config.model for run in runs], [run.config.training for run in runs]
     examples = max(line.steps[1] * line.runs[0].config.training.batch for line in comparison.lines)
     ours: dict[str, tuple[Sequence[float], Sequence[float]]] = {
         "steps": (steps, [recipe.steps]),
@@ -301,6 +317,7 @@ def list_departures(comparison: Comparison) -> list[str]:
         "learning rate": ([t.rate for t in trainings], [recipe.rate]),
         "weight decay": ([t.decay for t in trainings], [recipe.decay]),
         "warm-up steps": ([t.warmup for t in trainings], [paper.WARMUP]),
+        **read_memories(runs, recipe.betas, [recipe.slots], recipe.dropouts),
         "seeds": ([cell.seeds for line in comparison.lines for cell in line.cells.values()], [paper.SEEDS]),
         "samples of a test": ([n for line in comparison.lines for n in line.samples], [paper.SAMPLES]),
     }

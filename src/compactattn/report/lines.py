@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -24,6 +24,11 @@ IDLE = (
     "graph",
 )  # training fields that move no number
 BASE = Variant("mosaic", gaussian())  # what every compact kernel is held against
+FALLING = 3  # validations in a row, each with a lower loss than the one before
+FORMER_START = (
+    "These Memory Mosaics were trained from the former start of the tied embedding, N(0, 1). It is not the published one, so "
+    "they do not reproduce the paper's."
+)
 ONE_SEED = "Every number is of a single seed: how much another would change it is not known, so differences may be chance"
 Place = TypeVar("Place", int, str)
 Cell = TypeVar("Cell")
@@ -107,6 +112,15 @@ class Line(Generic[Place, Cell, Row]):
         return {row.precision for rows in self.rows.values() for row in rows if row.precision}
 
 
+def is_former(run: Run) -> bool:
+    """Whether it began from the former start, so that it shares no comparison with the others."""
+    return run.config.model.start == "former"
+
+
+def name_start(text: str, former: bool) -> str:
+    return f"{text}, former start" if former else text
+
+
 def read_recipe(run: Run) -> Recipe:
     """All of a config that may move a number, but the seed and the data."""
     config = asdict(run.config)
@@ -144,11 +158,9 @@ def refuse_twins(runs: Iterable[Run], what: str) -> None:
 
 
 def sort_lines(lines: Iterable[Line[Place, Cell, Row]], rows: Mapping[Variant, Any]) -> tuple[Line[Place, Cell, Row], ...]:
-    """The lines in the order of the paper's rows, then those it does not have."""
-    order = list(rows)
-    return tuple(
-        sorted(lines, key=lambda line: (order.index(line.variant) if line.variant in order else len(order), line.label))
-    )
+    """The lines in the order of the paper's rows, whatever their form, then those it does not have."""
+    order = {variant: place for place, variant in enumerate(rows)}
+    return tuple(sorted(lines, key=lambda line: (order.get(replace(line.variant, form=""), len(order)), line.label)))
 
 
 def name_line(line: Line[Any, Any, Any]) -> str:
@@ -194,6 +206,21 @@ def list_changes(ours: Mapping[str, tuple[Sequence[float], Sequence[float]]]) ->
     ]
 
 
+def read_memories(
+    runs: Sequence[Run], betas: Sequence[float], slots: Sequence[float], dropouts: Sequence[float]
+) -> dict[str, tuple[Sequence[float], Sequence[float]]]:
+    """What `list_changes` takes, of AdamW and of the mosaics; `dropouts` are of outputs, contextual and persistent weights."""
+    mosaics = [run.config.model for run in runs if run.config.model.architecture == "mosaic"]
+    return {
+        "first beta of AdamW": ([run.config.training.betas[0] for run in runs], betas[:1]),
+        "second beta of AdamW": ([run.config.training.betas[1] for run in runs], betas[1:]),
+        "slots of persistent memory": ([m.slots_per_head for m in mosaics], slots),
+        "dropout": ([m.dropout for m in mosaics], dropouts[:1]),
+        "dropout on contextual weights": ([m.attention_dropout for m in mosaics], dropouts[1:2]),
+        "dropout on persistent weights": ([m.persistent_dropout for m in mosaics], dropouts[2:]),
+    }
+
+
 def _list_or_span(values: Sequence[float]) -> str:
     """Up to two numbers as they are, more by their least and greatest."""
     few = sorted(set(values))
@@ -235,3 +262,9 @@ def lost_patience(run: Run) -> bool:
     losses = [loss for _, loss in run.validations]
     early = bool(losses) and run.steps < run.config.training.steps
     return early and 0 < run.config.training.patience < len(losses) - losses.index(min(losses))
+
+
+def ended_falling(run: Run) -> bool:
+    """Whether patience ended it while its validation loss was falling."""
+    last = [loss for _, loss in run.validations[-FALLING - 1 :]]
+    return lost_patience(run) and len(last) > FALLING and all(after < before for before, after in pairwise(last))

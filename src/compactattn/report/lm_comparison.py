@@ -52,6 +52,7 @@ class Comparison:
     steps: int
     batch: int
     lines: tuple[Line, ...]
+    former: bool = False  # whether its runs began from the former start
 
     @property
     def corpus(self) -> str:
@@ -61,7 +62,7 @@ class Comparison:
     @property
     def name(self) -> str:
         """For links and files."""
-        return f"{self.data.get('corpus', 'text')}-{self.layers}"
+        return lines.name_start(f"lm-{self.data.get('corpus', 'text')}-{self.layers}", self.former)
 
     @property
     def depth(self) -> str:
@@ -69,7 +70,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        return f"{self.corpus}, {self.depth}"
+        return lines.name_start(f"{self.corpus}, {self.depth}", self.former)
 
     @property
     def length(self) -> int:
@@ -128,26 +129,28 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
-    """All comparisons that the runs allow, by corpus and depth, the longest training first.
+    """All comparisons that the runs allow, the published start first, by corpus and depth, the longest training first.
 
     A run that failed stands beside those that did not: a line without a number, which says why.
     """
-    groups: dict[tuple[str, int, int, int], list[Run]] = {}
+    groups: dict[tuple[str, int, int, int, bool], list[Run]] = {}
     for run in runs:
         if _is_evaluated(run) or (run.failed and run.config.experiment == NAME):
             training, data = run.config.training, {k: v for k, v in run.config.data.items() if k != PLACE}
-            groups.setdefault(
-                (json.dumps(data, sort_keys=True), run.config.model.layers, training.steps, training.batch), []
-            ).append(run)
+            setting = json.dumps(data, sort_keys=True), run.config.model.layers, training.steps, training.batch
+            groups.setdefault((*setting, lines.is_former(run)), []).append(run)
     found = [
-        Comparison(json.loads(data), layers, steps, batch, _make_lines(group))
-        for (data, layers, steps, batch), group in groups.items()
+        Comparison(json.loads(data), layers, steps, batch, _make_lines(group), former)
+        for (data, layers, steps, batch, former), group in groups.items()
         if any(map(_is_evaluated, group))
     ]
     known = list(paper.CORPORA.values())
     return sorted(
         found,
-        key=lambda c: (c.corpus not in known, c.corpus, str(sorted(c.data.items(), key=str)), c.layers, -c.steps, -c.batch),
+        key=lambda c: (
+            *(c.former, c.corpus not in known, c.corpus, str(sorted(c.data.items(), key=str))),
+            *(c.layers, -c.steps, -c.batch),
+        ),
     )
 
 

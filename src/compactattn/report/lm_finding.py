@@ -9,7 +9,7 @@ from compactattn.experiments.language_modelling import RATES, WARMUP, choose_rat
 from compactattn.report import lm_paper as paper
 from compactattn.report.facts import state_sizes
 from compactattn.report.finding import Finding
-from compactattn.report.lines import ONE_SEED, list_changes, list_doubts, name_line, span
+from compactattn.report.lines import ONE_SEED, list_changes, list_doubts, name_line, read_memories, span
 from compactattn.report.lm_claims import DIGITS, judge, tell_rises
 from compactattn.report.lm_comparison import Comparison, Line, count_rises, mean_validations
 from compactattn.report.lm_rates import add_clauses, rates_of, spell_rate, tell_apart
@@ -136,8 +136,9 @@ def _state_outputs(comparison: Comparison) -> list[str]:
             parts.append(f"{line.label} is at {_loss(line, split)}, {lead}{rest}")
     if not parts:
         return []
+    start = "N(0, 1)" if comparison.former else "N(0, 1/width)"
     return [
-        "The output layers differ too: a Memory Mosaic's logits are divided by √width and its embedding starts as N(0, 1)"
+        f"The output layers differ too: a Memory Mosaic's logits are divided by √width and its embedding starts as {start}"
         f" (scaled), GPT-2's are not and its embedding is N(0, 0.02²) (plain). With the other's, {'; '.join(parts)}."
     ]
 
@@ -295,13 +296,11 @@ def list_departures(comparison: Comparison) -> list[str]:
             "tokens of a window": ([comparison.length] if comparison.length else [], [paper.LENGTH]),
             "warm-up steps": ([t.warmup for t in trainings], [WARMUP]),
             "weight decay": ([t.decay for t in trainings], [paper.DECAY]),
-            "first beta of AdamW": ([t.betas[0] for t in trainings], [paper.BETAS[0]]),
-            "second beta of AdamW": ([t.betas[1] for t in trainings], [paper.BETAS[1]]),
             "largest norm of a gradient": ([t.clip for t in trainings], [paper.CLIP]),
-            "dropout": ([m.dropout for m in models], [paper.DROPOUT]),
+            **read_memories(runs, paper.BETAS, [paper.SLOTS], paper.DROPOUTS),
+            "dropout": ([m.dropout for m in models], paper.DROPOUTS[:1]),  # also of transformers, where they are alone
             "width": ([m.width for m in models], [paper.WIDTH]),
             "heads": ([m.heads for m in models], [paper.HEADS]),
-            "slots of persistent memory": ([m.slots_per_head for m in models if m.architecture == "mosaic"], [paper.SLOTS]),
             "k of the nearest neighbours": (neighbours, paper.NEIGHBOURS if comparison.layers == 1 else [paper.CHOSEN]),
         }
     )

@@ -17,7 +17,7 @@ HOME, AWAY = "validation", "simplewiki"  # the paper's two splits
 
 LENGTH, WIDTH, HEADS, SLOTS = 512, 768, 12, 2_688
 DECAY, BETAS, CLIP = 0.1, (0.9, 0.95), 1.0
-DROPOUT = 0.05  # of Memory Mosaics' recipe, which the paper follows without naming it
+DROPOUTS = (0.05, 0.05, 0.05)  # of outputs, contextual and persistent weights: Memory Mosaics' recipe, which it follows
 NEIGHBOURS, CHOSEN = (16, 32, 64), 32  # k at one layer, and the best of them there, which deeper models take
 TOKENS = STEPS * BATCH * LENGTH
 # Not from its figures: what was published for the same model and data elsewhere.

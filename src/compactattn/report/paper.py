@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from compactattn.kernels import Anchored, Fixed, Kernel, Nearest, encode, parse
-from compactattn.models.config import own_output
+from compactattn.models.config import RECURRENT, own_output
 
 LONGEST = 64  # of the training sources; a test at 4× has sources of 256
 SEEDS = 3
@@ -34,6 +34,9 @@ class Recipe(NamedTuple):
     heads: int = 8
     rate: float = 1e-3
     decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+    slots: int = 2_688
+    dropouts: tuple[float, float, float] = (0.05, 0.0, 0.05)  # of outputs, contextual and persistent weights
 
     @property
     def steps(self) -> int:
@@ -66,6 +69,8 @@ class Variant:
     positions: str = "none"
     as_released: str = ""
     output: str = ""  # where it is not the architecture's own
+    form: str = ""  # "own" for a recurrent model that is ours and not the benchmark's
+    beta_squared: float = 0.0  # at the start, where it is not the published e²
 
     @staticmethod
     def of(model: Mapping[str, Any]) -> Variant:
@@ -74,7 +79,9 @@ class Variant:
         kernel = parse(model["kernel"]) if architecture in _ATTENTIVE else None
         output = model.get("output", "")
         other = "" if output == own_output(architecture) else output
-        return Variant(architecture, kernel, model.get("positions", "none"), model.get("as_released", ""), other)
+        same = {name: model[name] for name in ("positions", "as_released", "beta_squared") if name in model}
+        form = "own" if architecture in RECURRENT and model.get("form", "own") == "own" else ""
+        return Variant(architecture, kernel, output=other, form=form, **same)
 
     @property
     def compact(self) -> bool:
@@ -92,12 +99,14 @@ class Variant:
         if self.positions != usual:
             parts.append({"alibi": "ALiBi", "none": "no positions"}.get(self.positions, f"{self.positions} positions"))
         way = {"": "", "efficient": ", as released"}.get(self.as_released, f", as released ({self.as_released})")
-        return ", ".join(parts) + way + (f", {self.output} output" if self.output else "")
+        parts += ["own form"] if self.form else []
+        way += f", {self.output} output" if self.output else ""
+        return ", ".join(parts) + way + (f", β² from {self.beta_squared:g}" if self.beta_squared else "")
 
     @property
     def usual(self) -> bool:
         """Whether nothing about it is changed from how the paper, or GPT-2, has it."""
-        return not self.as_released and not self.output
+        return not (self.as_released or self.output or self.form or self.beta_squared)
 
 
 _NAMES = {

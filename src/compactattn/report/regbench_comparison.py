@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,8 @@ from compactattn.report import lines
 from compactattn.report import regbench_paper as paper
 from compactattn.report.evaluations import Reference, Scored
 from compactattn.report.lines import Spread, spread_over_seeds
+from compactattn.report.paper import Variant
+from compactattn.report.regbench_status import Status, explain
 from compactattn.report.runs import Run
 
 MEASURES = ("accuracy", "tvd")  # the better the higher, and the better the lower
@@ -38,14 +41,14 @@ Line = lines.Line[int, Scores, Scored]
 
 
 class Gap(NamedTuple):
-    """A mean that is further from the paper's than `regbench_paper.GAP`, and why, where it is known."""
+    """A mean that is further from the paper's than `regbench_paper.GAP`, and why."""
 
     line: Line
     size: int
     measure: str
     ours: float
     theirs: float
-    explanation: str  # empty while the gap is open
+    status: Status
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,21 @@ class Comparison:
     changes: dict[str, Any]  # departures of the languages from the benchmark's
     lines: tuple[Line, ...]
     failed: tuple[Run, ...] = ()
+    former: bool = False  # whether its runs began from the former start
+
+    @property
+    def subject(self) -> str:
+        return f"a changed {paper.TITLE}" if self.changes else paper.TITLE
 
     @property
     def title(self) -> str:
-        return f"a changed {paper.TITLE}" if self.changes else paper.TITLE
+        return lines.name_start(self.subject, self.former)
+
+    @property
+    def name(self) -> str:
+        """For links and files."""
+        changes = f"-{zlib.crc32(repr(self.changes).encode()):08x}" if self.changes else ""
+        return self.title + changes + ("" if self.split == SPLIT else f"-{self.split}")
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -80,7 +94,7 @@ class Comparison:
     def papers_row(self, line: Line) -> paper.Row | None:
         """The row of the paper's table that a line makes; none where languages, split or the width inside are others."""
         benchmarks = self.published and not line.runs[0].config.model.inner
-        return paper.ROWS.get(replace(line.variant, as_released="")) if benchmarks else None
+        return _find_row(line.variant) if benchmarks else None
 
     def papers_cell(self, line: Line, size: int) -> paper.Cell | None:
         row = self.papers_row(line)
@@ -93,11 +107,15 @@ class Comparison:
         ours, theirs = line.cells[size].of(measure).mean, getattr(cell, measure)
         if abs(ours - theirs) <= paper.GAP + 1e-9:
             return None
-        return Gap(line, size, measure, ours, theirs, paper.EXPLAINED.get((line.variant, size, measure), ""))
+        return Gap(line, size, measure, ours, theirs, explain(self.runs_of(line, size)))
+
+    def runs_of(self, line: Line, size: int) -> list[Run]:
+        """The runs behind a cell."""
+        return [run for run in line.runs if _place(run)[0] == size]
 
     def is_interrupted(self, line: Line, size: int) -> bool:
         """Whether a run behind a cell was stopped before its end."""
-        return any(lines.is_interrupted(run) for run in line.runs if _place(run)[0] == size)
+        return any(map(lines.is_interrupted, self.runs_of(line, size)))
 
     @cached_property
     def gaps(self) -> list[Gap]:
@@ -120,31 +138,32 @@ class Comparison:
         """The rows of the paper's table that no run here makes, and the numbers of examples that none was trained on."""
         if not self.published:
             return []
-        ours = {line.variant for line in self.lines if self.papers_row(line)} | {run.variant for run in self.failed}
+        ours = [self.papers_row(line) for line in self.lines] + [_find_row(run.variant) for run in self.failed]
         sizes = [f"{size:,} examples" for size in paper.SIZES if size not in self.sizes]
-        return [row.name for variant, row in paper.ROWS.items() if variant not in ours] + sizes
+        return [row.name for row in paper.ROWS.values() if row not in ours] + sizes
+
+
+def _find_row(variant: Variant) -> paper.Row | None:
+    """The paper's row of that name. The code may be another; the status of a gap says so."""
+    return paper.ROWS.get(replace(variant, as_released="", form=""))
 
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
-    """All comparisons that the runs allow, the published one first; another split only where no run has the test split."""
-    groups: dict[tuple[str, str], list[Run]] = {}
-    failed: dict[str, list[Run]] = {}
+    """All comparisons that the runs allow, the published start first; another split only where no run has the test split."""
+    groups: dict[tuple[str, str, bool], list[Run]] = {}
+    failed: dict[tuple[str, bool], list[Run]] = {}
     for run in runs:
-        changes = json.dumps(run.config.data.get("changes", {}), sort_keys=True)
+        setting = json.dumps(run.config.data.get("changes", {}), sort_keys=True), lines.is_former(run)
         if run.failed and run.config.experiment == NAME:
-            failed.setdefault(changes, []).append(run)
+            failed.setdefault(setting, []).append(run)
         for split in sorted({row.split for row in run.evaluation if isinstance(row, Scored)}):
-            groups.setdefault((split, changes), []).append(run)
-    groups = {
-        (split, changes): found
-        for (split, changes), found in groups.items()
-        if split == SPLIT or (SPLIT, changes) not in groups
-    }
+            groups.setdefault((split, *setting), []).append(run)
     found = [
-        Comparison(split, json.loads(changes), _make_lines(group, split), tuple(failed.get(changes, ())))
-        for (split, changes), group in groups.items()
+        Comparison(split, json.loads(changes), _make_lines(group, split), tuple(failed.get((changes, former), ())), former)
+        for (split, changes, former), group in groups.items()
+        if split == SPLIT or (SPLIT, changes, former) not in groups
     ]
-    return sorted(found, key=lambda c: (not c.published, bool(c.changes), c.split != SPLIT, c.split, str(c.changes)))
+    return sorted(found, key=lambda c: (c.former, not c.published, bool(c.changes), c.split != SPLIT, c.split, str(c.changes)))
 
 
 def count_epochs(run: Run, steps: int) -> float:

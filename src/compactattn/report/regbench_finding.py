@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from itertools import pairwise
 from typing import Any
 
 from compactattn.data.automata import RegularLanguages
@@ -13,16 +13,19 @@ from compactattn.report.facts import format_duration, state_sizes
 from compactattn.report.finding import Finding
 from compactattn.report.lines import (
     BASE,
+    FALLING,
     ONE_SEED,
     Spread,
+    ended_falling,
     list_changes,
     list_doubts,
     list_failures,
-    lost_patience,
     name_line,
+    read_memories,
     span,
 )
 from compactattn.report.regbench_comparison import MEASURES, NAMES, Comparison, Gap, Line, count_epochs
+from compactattn.report.regbench_status import KINDS, Status
 
 SETTINGS = {  # the fields of `RegularLanguages` in words
     "states": "states of an automaton",
@@ -32,9 +35,6 @@ SETTINGS = {  # the fields of `RegularLanguages` in words
     "string_length": "letters of a string",
     "seed": "seed of the languages",
 }
-
-
-FALLING = 3  # epochs in a row, each with a lower validation loss than the one before
 
 
 def find(comparison: Comparison) -> Finding:
@@ -76,7 +76,7 @@ def _state_headline(comparison: Comparison, size: int) -> str:
     base, rival = _base(comparison, size), _top(_rivals(comparison, size), size)
     other = _top(_baselines(comparison, size), size)
     start = f"With {size:,} training examples, "
-    what = f"of the positions of {comparison.title}"
+    what = f"of the positions of {comparison.subject}"
     if base is None or rival is None:
         best = comparison.best(size, "accuracy")
         return f"{start}{name_line(best)} predicts a legal next token at {_share(best, size)} {what}."
@@ -204,8 +204,9 @@ def hold_against_paper(comparison: Comparison) -> list[str]:
         f"{len(gaps) - worse} better."
     ]
     if gaps:
-        unexplained = sum(not gap.explanation for gap in gaps)
-        sentences.append(f"Further away: {len(gaps)}, of which {len(gaps) - unexplained} are explained and {unexplained} open.")
+        counts = Counter(gap.status.kind for gap in gaps)
+        kinds = ", ".join(f"{name}: {counts[kind]}" for kind, (_, name) in KINDS.items() if kind in counts)
+        sentences.append(f"Further away: {len(gaps)} ({kinds}).")
     return sentences + _state_other_counts(comparison)
 
 
@@ -226,10 +227,10 @@ def _state_other_counts(comparison: Comparison) -> list[str]:
 
 def list_gaps(comparison: Comparison) -> list[str]:
     """Where we differ from the paper by more than two points: one item for what is open of a line, one for each explanation."""
-    found: dict[tuple[str, str], list[Gap]] = {}
+    found: dict[tuple[str, Status], list[Gap]] = {}
     for gap in comparison.gaps:
-        found.setdefault((gap.line.label, gap.explanation), []).append(gap)
-    return [f"{label}: {_state_gaps(gaps)}. {_state_why(gaps[0])}" for (label, _), gaps in found.items()]
+        found.setdefault((gap.line.label, gap.status), []).append(gap)
+    return [f"{label}: {_state_gaps(gaps)}. {_state_why(status)}" for (label, status), gaps in found.items()]
 
 
 def _state_gaps(gaps: list[Gap]) -> str:
@@ -240,8 +241,8 @@ def _state_gaps(gaps: list[Gap]) -> str:
     return "; ".join(f"with {size:,} examples {', '.join(parts)}" for size, parts in sizes.items())
 
 
-def _state_why(gap: Gap) -> str:
-    return f"Explained: {gap.explanation}" if gap.explanation else "Open."
+def _state_why(status: Status) -> str:
+    return _capital(KINDS[status.kind].name) + (f": {status.reasons}." if status.reasons else ".")
 
 
 def list_departures(comparison: Comparison) -> list[str]:
@@ -253,9 +254,14 @@ def list_departures(comparison: Comparison) -> list[str]:
     ours: dict[str, tuple[Sequence[float], Sequence[float]]] = {
         "epochs at most": ([round(count_epochs(run, run.config.training.steps)) for run in runs], (paper.EPOCHS,)),
         "batch": ([t.batch for t in trainings], (paper.BATCH,)),
-        "learning rate": ([t.rate for t in trainings], (paper.RATE,)),
+        "learning rate": ([t.rate for t in trainings], paper.PUBLISHED_RATES),
         "weight decay": ([t.decay for t in trainings], paper.SEARCHED["weight decay"]),
-        "layers": ([m.layers for m in models], paper.SEARCHED["layers"]),
+        **read_memories(runs, paper.BETAS, (), paper.DROPOUTS),
+        "attention dropout of the Transformer": (
+            [m.attention_dropout for m in models if m.architecture == "transformer"],
+            (paper.ATTENTION_DROPOUT,),
+        ),
+        "layers": ([m.layers for m in models if not m.bare], paper.SEARCHED["layers"]),
         "width": ([m.width for m in models], paper.SEARCHED["width"]),
         "heads": ([m.heads for m in models if m.architecture in ("mosaic", "transformer")], paper.SEARCHED["heads"]),
         "samples of a test": ([n for line in comparison.lines for n in line.samples], (paper.SAMPLES,)),
@@ -272,12 +278,11 @@ def list_departures(comparison: Comparison) -> list[str]:
 def _list_cut(comparison: Comparison) -> list[str]:
     """The runs that patience ended while the validation loss was falling, so that more of it might have changed the number."""
     found = []
-    for run in (run for line in comparison.lines for run in line.runs):
-        last = [loss for _, loss in run.validations[-FALLING - 1 :]]
-        if lost_patience(run) and len(last) > FALLING and all(after < before for before, after in pairwise(last)):
-            name = f"{run.variant.label} with {run.config.data.get('examples', 0):,} examples"
-            low, falls = min(loss for _, loss in run.validations), ", ".join(f"{loss:.3f}" for loss in last)
-            found.append(f"{name} (the last were {falls}; the lowest was {low:.3f})")
+    for run in filter(ended_falling, (run for line in comparison.lines for run in line.runs)):
+        name = f"{run.variant.label} with {run.config.data.get('examples', 0):,} examples"
+        losses = [loss for _, loss in run.validations]
+        falls = ", ".join(f"{loss:.3f}" for loss in losses[-FALLING - 1 :])
+        found.append(f"{name} (the last were {falls}; the lowest was {min(losses):.3f})")
     return [f"ended by patience while the validation loss was falling: {'; '.join(found)}"] if found else []
 
 

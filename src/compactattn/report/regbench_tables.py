@@ -12,10 +12,11 @@ from html import escape
 from compactattn.report import regbench_paper as paper
 from compactattn.report.evaluations import Scored
 from compactattn.report.lines import lost_patience, span
-from compactattn.report.regbench_comparison import MEASURES, Comparison, Gap, Line, count_epochs
+from compactattn.report.regbench_comparison import MEASURES, Comparison, Line, count_epochs
+from compactattn.report.regbench_status import KINDS
 from compactattn.report.tables import NONE, join_html, join_markdown, name_row
 
-OPEN, KNOWN, CUT = "†", "‡", "§"
+CUT = KINDS["steps"].mark
 HEADS = {"accuracy": "Acc ↑", "tvd": "TVD ↓"}
 
 
@@ -34,10 +35,9 @@ def describe(comparison: Comparison) -> str:
     )
     if comparison.published:
         text += f" The paper: at most {paper.EPOCHS} epochs, {paper.SAMPLES:,} samples, seeds not told."
-    marks = {mark_gap(gap) for gap in comparison.gaps}
-    points = f"more than {100 * paper.GAP:g} points from the paper"
-    text += f" {OPEN} {points}, open." if OPEN in marks else ""
-    text += f" {KNOWN} {points}, explained below." if KNOWN in marks else ""
+    occurring = {gap.status.kind for gap in comparison.gaps}
+    marks = ", ".join(f"{mark} {name}" for kind, (mark, name) in KINDS.items() if kind in occurring)
+    text += f" More than {100 * paper.GAP:g} points from the paper: {marks}." if marks else ""
     cut = any(comparison.is_interrupted(line, size) for line in comparison.lines for size in line.cells)
     return text + (f" {CUT} of a run that was stopped before its end, as told below." if cut else "")
 
@@ -50,10 +50,6 @@ def _state_patience(comparison: Comparison) -> str:
     if not rows:
         return ""
     return f" Patience ended {len(ended)} of {len(runs)} runs, which are judged at epoch {span(row.epoch for row in rows)}."
-
-
-def mark_gap(gap: Gap | None) -> str:
-    return "" if gap is None else KNOWN if gap.explanation else OPEN
 
 
 def format_markdown(comparison: Comparison) -> str:
@@ -105,7 +101,9 @@ def _ours(comparison: Comparison, line: Line, size: int, measure: str, best: str
     mean = f"{100 * spread.mean:.1f}"
     top = f"{100 * comparison.best(size, measure).cells[size].of(measure).mean:.1f}"
     mean = best.format(mean) if mean == top and len(comparison.lines) > 1 else mean
-    marks = mark_gap(comparison.find_gap(line, size, measure)) + (CUT if comparison.is_interrupted(line, size) else "")
+    gap = comparison.find_gap(line, size, measure)
+    marks = "" if gap is None else KINDS[gap.status.kind].mark
+    marks += CUT if comparison.is_interrupted(line, size) and marks != CUT else ""
     seeds = f"<sup>{100 * spread.best:.1f}</sup>" if spread.seeds > 1 else ""
     return mean + seeds + (mark.format(escape(marks)) if marks else "")
 

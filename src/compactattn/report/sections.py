@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import zlib
+import re
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -26,7 +26,7 @@ from compactattn.report import (
     tables,
 )
 from compactattn.report.finding import Finding
-from compactattn.report.lines import Line
+from compactattn.report.lines import FORMER_START, Line
 from compactattn.report.runs import Run
 
 DEPARTURES, KERNELS = "Where this departs from the paper", "Compact kernels against Gaussian attention"
@@ -98,15 +98,24 @@ def list_pictures(parts: Sequence[Part]) -> list[Picture]:
 
 
 def make_sections(runs: Sequence[Run], draw: Collection[str] | None = None) -> list[Section]:
-    """A section for each comparison that the runs allow, experiment by experiment.
+    """A section for each comparison that the runs allow, experiment by experiment; a number tells equal names apart.
 
     `draw` names the pictures to draw, as in ("validation", "positions"); None stands for all of them.
     """
-    return [
-        *(_make_length_generalisation(compared, draw) for compared in comparison.compare(runs)),
-        *(_make_regbench(compared, draw) for compared in regbench_comparison.compare(runs)),
-        *_make_language_modelling(lm_comparison.compare(runs), draw),
+    found: list[tuple[Any, Callable[..., Section]]] = [
+        *((compared, _make_length_generalisation) for compared in comparison.compare(runs)),
+        *((compared, _make_regbench) for compared in regbench_comparison.compare(runs)),
+        *((compared, _make_depth) for compared in lm_comparison.compare(runs)),
     ]
+    names = [_slug(compared.name) for compared, _ in found]
+    names = [f"{name}-{names[:i].count(name)}" if name in names[:i] else name for i, name in enumerate(names)]
+    return [make(compared, name, draw) for (compared, make), name in zip(found, names, strict=True)]
+
+
+def _show_table(compared: Any, grid: Grid) -> list[Part]:
+    """A table; above that of Memory Mosaics of the former start, that it is not the published one."""
+    warned = compared.former and any(line.variant.architecture == "mosaic" for line in compared.lines)
+    return [*([Sentences([FORMER_START])] if warned else []), grid]
 
 
 def _illustrate(picture: Picture | None, heading: str = "") -> list[Part]:
@@ -125,13 +134,11 @@ def name_task(section: Section, run: Run) -> str:
     return f"{section.subject}, {examples:,} examples" if isinstance(examples, int) else section.subject
 
 
-def _make_length_generalisation(compared: comparison.Comparison, draw: Collection[str] | None) -> Section:
+def _make_length_generalisation(compared: comparison.Comparison, name: str, draw: Collection[str] | None) -> Section:
     published = compared.mode == comparison.MODES[0]
-    name = _slug(f"{compared.task}-{compared.longest}" if not compared.published else compared.task)
-    name += "" if published else f"-{_slug(compared.mode)}"
     pictures = _draw_length_generalisation(compared, name, draw)
     grid = Grid(tables.format_html(compared, _colour), tables.format_markdown(compared), tables.describe(compared))
-    parts: list[Part] = [*_illustrate(pictures.get("extrapolation")), grid]
+    parts = [*_illustrate(pictures.get("extrapolation")), *_show_table(compared, grid)]
     parts += _beside_paper(finding.hold_against_paper(compared), pictures.get("paper"), compared.not_run())
     parts += _itemise(DEPARTURES, finding.list_departures(compared) if published else [])
     parts += _illustrate(pictures.get("training"), "Training")
@@ -142,7 +149,7 @@ def _make_length_generalisation(compared: comparison.Comparison, draw: Collectio
 
 
 def _draw_length_generalisation(compared: comparison.Comparison, name: str, draw: Collection[str] | None) -> dict[str, Picture]:
-    caption = f"Exact match on {compared.title} against the length of the source, {compared.mode}."
+    caption = f"Exact match against the length of the source on {compared.title}, {compared.mode}."
     caption += palette.describe_looks(_variants(compared))
     if figures.shows_bands(compared):
         single = any(cell.seeds == 1 for line in compared.lines for cell in line.cells.values())
@@ -169,17 +176,16 @@ def _name_missing(rows: Sequence[str]) -> list[Part]:
     return [Sentences([f"Of the paper, not run here: {', '.join(rows)}."])] if rows else []
 
 
-def _make_regbench(compared: regbench_comparison.Comparison, draw: Collection[str] | None) -> Section:
+def _make_regbench(compared: regbench_comparison.Comparison, name: str, draw: Collection[str] | None) -> Section:
     title = compared.title[0].upper() + compared.title[1:]
-    name = _slug(title) + (f"-{zlib.crc32(repr(compared.changes).encode()):08x}" if compared.changes else "")
-    name += "" if compared.split == regbench_comparison.SPLIT else f"-{_slug(compared.split)}"
     pictures = _draw_regbench(compared, name, draw)
     grid = Grid(
         regbench_tables.format_html(compared, _colour),
         regbench_tables.format_markdown(compared),
         regbench_tables.describe(compared),
     )
-    parts: list[Part] = [*_illustrate(pictures.get("sizes")), grid, Sentences(regbench_finding.list_references(compared))]
+    parts = [*_illustrate(pictures.get("sizes")), *_show_table(compared, grid)]
+    parts.append(Sentences(regbench_finding.list_references(compared)))
     parts += _itemise(KERNELS, regbench_finding.list_kernels(compared))
     parts += _beside_paper(regbench_finding.hold_against_paper(compared), pictures.get("paper"), compared.not_run())
     parts += _itemise("More than two points from the paper", regbench_finding.list_gaps(compared))
@@ -196,7 +202,7 @@ def _make_regbench(compared: regbench_comparison.Comparison, draw: Collection[st
 
 def _draw_regbench(compared: regbench_comparison.Comparison, name: str, draw: Collection[str] | None) -> dict[str, Picture]:
     size = compared.main_size
-    caption = f"Accuracy and TVD on {compared.title} against the number of training examples."
+    caption = f"Accuracy and TVD against the number of training examples on {compared.title}."
     caption += palette.describe_looks(_variants(compared))
     caption += " Bands: 95 % interval of the mean over seeds." if regbench_figures.shows_bands(compared) else ""
     caption += " Grey lines: n-grams of the context, without training." if compared.references else ""
@@ -210,7 +216,7 @@ def _draw_regbench(compared: regbench_comparison.Comparison, name: str, draw: Co
         ),
         "validation": (
             lambda: regbench_figures.draw_validation(compared, size),
-            f"Validation loss on {compared.title} after each epoch, with {size:,} examples; one line for each run. "
+            f"Validation loss after each epoch on {compared.title}, with {size:,} examples; one line for each run. "
             "The epoch of the lowest is the one evaluated.",
         ),
     }
@@ -234,17 +240,10 @@ def _variants(compared: Any) -> list[paper.Variant]:
     return [line.variant for line in compared.lines]
 
 
-def _make_language_modelling(compared: Sequence[lm_comparison.Comparison], draw: Collection[str] | None) -> list[Section]:
-    """A section for each depth; where two of them share a name, a number tells them apart."""
-    names = [_slug(f"lm-{one.name}") for one in compared]
-    names = [f"{name}-{i}" if name in names[:i] else name for i, name in enumerate(names)]
-    return [_make_depth(one, name, draw) for one, name in zip(compared, names, strict=True)]
-
-
 def _make_depth(compared: lm_comparison.Comparison, name: str, draw: Collection[str] | None) -> Section:
     pictures = _draw_language_modelling(compared, name, draw)
     grid = Grid(lm_tables.format_html(compared, _colour), lm_tables.format_markdown(compared), lm_tables.describe(compared))
-    parts: list[Part] = [*_illustrate(pictures.get("validation")), grid]
+    parts = [*_illustrate(pictures.get("validation")), *_show_table(compared, grid)]
     parts += _itemise("From the lowest loss up", lm_finding.rank(compared))
     parts += _itemise(KERNELS, lm_finding.list_kernels(compared))
     parts += _illustrate(pictures.get("positions"), "What context is worth")
@@ -277,7 +276,7 @@ def _draw_language_modelling(compared: lm_comparison.Comparison, name: str, draw
         ),
         "positions": (lambda: lm_figures.draw_positions(compared), lambda figure: positions + arrows(figure)),
         "differences": (lambda: lm_figures.draw_differences(compared), lambda figure: differences + arrows(figure)),
-        "training": (lambda: figures.draw_training(compared.lines), _describe_training(compared.corpus)),
+        "training": (lambda: figures.draw_training(compared.lines), _describe_training(compared.title)),
     }
     return _draw_all(drawn, name, draw)
 
@@ -298,7 +297,7 @@ def _tell_stories(compared: lm_comparison.Comparison) -> list[Part]:
 
 
 def _slug(text: str) -> str:
-    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-") or "task"
+    return "-".join(re.findall("[a-z0-9]+", text.lower())) or "task"
 
 
 def _colour(line: Line[Any, Any, Any]) -> str:

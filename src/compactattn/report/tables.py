@@ -22,7 +22,7 @@ def describe(comparison: Comparison) -> str:
     samples = span(n for line in lines for n in line.samples)
     seeds = span(cell.seeds for line in lines for cell in line.cells.values())
     text = (
-        f"Share of {comparison.title} samples answered exactly, {comparison.mode}: mean over seeds, maximum as superscript. "
+        f"Share of {comparison.subject} samples answered exactly, {comparison.mode}: mean over seeds, maximum as superscript. "
         f"Ours: {seeds} {'seed' if seeds == '1' else 'seeds'}, {steps} training steps, {samples} samples for each length."
     )
     if comparison.beside_paper:

@@ -11,7 +11,14 @@ from pathlib import Path
 
 from benchmarks import attention, gpu
 from benchmarks.common import mark, newest, read, source
-from benchmarks.experiments import draw_pictures, references_section, results_section
+from benchmarks.experiments import (
+    cpu_section,
+    draw_pictures,
+    plan_section,
+    recipes_section,
+    references_section,
+    results_section,
+)
 from compactattn.bench.goals import count_verdicts
 from compactattn.bench.results import Row
 from compactattn.bench.results import format_markdown as table
@@ -258,6 +265,8 @@ def pages() -> dict[Path, str]:
     """Every page that holds measured numbers, as it should read."""
     readme, experiments = ROOT / "README.md", ROOT / "docs" / "experiments.md"
     text = fill(experiments.read_text(), "length-gen", results_section("length-gen", 3))
+    for name, section in (("recipes", recipes_section), ("cpu", cpu_section), ("plan", plan_section)):
+        text = fill(text, name, section())
     text = fill(text, "regbench", results_section("regbench", 4))
     text = fill(text, "references", references_section())
     text = fill(text, "lm", results_section("lm", 4, pictures=CURVES))

@@ -22,6 +22,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import sys
@@ -76,26 +77,29 @@ PLAN = (  # in the order of what they settle
         "regbench --examples 1000 --architectures mosaic --workers 8", 4,
         "Gaussian 93.4 % accuracy and TVD 22 (former start: 92.3 and 24.5)"),
     Due("the same at the rate of the paper's repository",
-        "regbench --examples 1000 --architectures mosaic --recipe repository --workers 8", 4,
+        "regbench --examples 1000 --architectures mosaic --recipe repository --workers 8", 5,
         "Gaussian near the paper's 93.9 % and TVD 34.1: high accuracy, under-confident"),
     Due("normalised ReLU on the path that RegBench's code imports",
         'regbench --examples 1000 --row "Epanechnikov (normReLU)" --as-released plain', 1,
         "near the paper's 84.3 % and TVD 43.6, which the equation's row is not"),
+    Due("normalised ReLU and ReLUmax on that path, at the repository's rate",
+        "regbench --examples 1000 --architectures mosaic --as-released plain --recipe repository --workers 2", 2,
+        "nearer to 84.3 % and TVD 43.6, and to ReLUmax's 36.8, than the equations (93.2 and 33.0; 33.5)"),
     Due("Mamba as one bare layer",
-        "regbench --examples 1000,2500,5000 --architectures mamba --workers 3", 3,
+        "regbench --examples 1000,2500,5000 --architectures mamba --workers 3", 2,
         "69.4, 79.4 and 88.7 % (four residual blocks: 51.8, 63.6 and 82.8 %)"),
     Due("the transformer with attention dropout, without patience",
         "regbench --examples 2500 --architectures transformer --patience 0", 3,
         "92.4 % and TVD 20.5 (without: 22.7), best epoch near 176 of 200"),
     Due("MQMTAR and sort for five times as many steps",
-        f"{LONG} --kernels gaussian,sparsemax,biweight,norm_relu", 12,
+        f"{LONG} --kernels gaussian,sparsemax,biweight,norm_relu", 36,
         "sort is learnt by each; normalised ReLU by its equation is slow, its loss still falling"),
     Due("normalised ReLU by the plain path",
-        f"{LONG} --kernels norm_relu --as-released plain", 4,
+        f"{LONG} --kernels norm_relu --as-released plain", 9,
         "MQMTAR is learnt: its support is cos > 0.126 at the start, the equation's cos > 0.93"),
     Due("normalised ReLU by the efficient path",
-        f"{LONG} --kernels norm_relu --as-released efficient", 4,
-        "slower than the plain path, faster than the equation"),
+        f"{LONG} --kernels norm_relu --as-released efficient", 9,
+        "as slow as the equation, as in the small runs on a CPU"),
     Due("language models from the published start",
         STORIES, 5, "still behind GPT-2's output layer after 1,000 steps (former start: 3.137 and 3.085)"),
     Due("the same with the tied embedding at √width times the rate",
@@ -105,13 +109,28 @@ PLAN = (  # in the order of what they settle
 
 
 def print_plan() -> None:
-    """The runs that are due, in the order of what they settle."""
+    """The runs that are due, in the order of what they settle; those that have their lines are done."""
+    left = 0
     for number, due in enumerate(PLAN, start=1):
-        print(f"{number}. {due.title}, {due.minutes} min")
+        asked, found = find_lines(due)
+        done = asked and len(found) == len(asked)
+        left += 0 if done else due.minutes
+        state = "done" if done else f"{len(found)} of {len(asked)} runs done" if found else f"{due.minutes} min"
+        print(f"{number}. {due.title} ({state})")
         print(f"   python results/make.py {due.command}\n   expected: {due.prediction}\n")
-    print(
-        f"{sum(due.minutes for due in PLAN)} minutes on one H200. data/stories: compactattn data text FILE --out data/stories"
-    )
+    print(f"At most {left} minutes on one H200 are left. data/stories: compactattn data text FILE --out data/stories")
+
+
+def find_lines(due: Due, root: Path = Path(__file__).parent) -> tuple[list[RunConfig], list[Run]]:
+    """The configs that an item asks for, and the lines under results/ that some of them have; none without their corpus."""
+    given = read_arguments(shlex.split(due.command))
+    given.out = root / given.experiment
+    try:
+        asked = [config for configs in given.list(given) for config in configs]
+    except (ValueError, OSError):
+        return [], []
+    lines = {identify(run.config).to_json(): run for run in read_lines(given.out)}
+    return asked, [lines[key] for config in asked if (key := identify(config).to_json()) in lines]
 
 
 PROMPT, WISH = "Once upon a time", Wish(600, Sampling(temperature=0.8, top_p=0.95), seed=0)  # most stories end before that
@@ -366,7 +385,11 @@ def name_part(config: RunConfig) -> str:
 
 def describe(config: RunConfig) -> str:
     model = config.model
-    return f"{name_part(config)} {model.architecture} {model.kernel} {model.positions} seed {config.seed}"
+    usual = ModelConfig(model.vocab)
+    changed = (getattr(model, name) for name in ("start", "form", "as_released", "beta_squared", "output")
+               if getattr(model, name) != getattr(usual, name))  # fmt: skip
+    parts = [name_part(config), model.architecture, model.kernel, model.positions, *changed, f"rate {config.training.rate:g}"]
+    return f"{' '.join(map(str, parts))} seed {config.seed}"
 
 
 # -- runs ----------------------------------------------------------------------------------------

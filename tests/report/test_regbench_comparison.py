@@ -157,14 +157,26 @@ def test_other_languages_and_other_splits_are_other_comparisons_without_the_pape
 
 
 def test_a_gap_of_more_than_two_points_has_the_status_of_the_runs_behind_its_own_cell():
-    stopped = dataclasses.replace(make_run(0.5, 0.193, examples=2500), steps=1000)
-    comparison = comparison_of(make_run(0.942 - 0.0201, 0.325 + 0.02), stopped, make_run(0.963, 0.5, kernel="gaussian"))
+    recipe = {"rate": 1e-4, "final_rate": 1e-5, "decay": 0.01}
+    stopped = dataclasses.replace(make_run(0.5, 0.193, examples=2500, **recipe), steps=1000)
+    runs = make_run(0.942 - 0.0201, 0.325 + 0.02, **recipe), stopped, make_run(0.963, 0.5, kernel="gaussian", **recipe)
+    comparison = comparison_of(*runs)
     assert [(gap.line.label, gap.size, gap.measure, gap.status.kind) for gap in comparison.gaps] == [
         ("Gaussian", 1000, "accuracy", "open"),
         ("Gaussian", 1000, "tvd", "open"),
         ("sparsemax", 1000, "accuracy", "open"),
         ("sparsemax", 2500, "accuracy", "steps"),
     ]
+
+
+def test_the_two_named_recipes_are_two_comparisons():
+    repository = make_run(rate=1e-4, final_rate=1e-5, decay=0.01)
+    first, second, former = compare([make_run(model={"start": "former"}), repository, make_run()])
+    assert [c.title for c in (first, second, former)] == [
+        "RegBench", "RegBench, the repository's recipe", "RegBench, former start"
+    ]  # fmt: skip
+    assert [len(c.lines) for c in (first, second, former)] == [1, 1, 1]
+    assert len({c.name for c in (first, second, former)}) == 3
 
 
 def test_our_own_form_stands_in_the_papers_order_beside_its_number_and_apart_from_the_benchmarks():

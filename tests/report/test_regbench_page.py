@@ -41,7 +41,7 @@ def test_the_section_says_what_was_found_and_where_it_differs_from_the_paper(pag
         "<h3>Compact kernels against Gaussian attention</h3>",
         "<h3>Beside the paper</h3>",
         "<h3>More than two points from the paper</h3>",
-        "<li>Mamba: with 1,000 examples accuracy",
+        "<li>Open. Mamba (1,000, 2,500 and 5,000 examples)",
         "<h3>Where this departs from the paper</h3>",
         "not run here: 10,000 examples",
         "<h3>What context is worth</h3>",
@@ -86,5 +86,5 @@ def test_the_documents_state_that_there_are_no_results_until_there_are(tmp_path,
     text = documents.results_section("regbench", 4)
     assert text.startswith("#### RegBench, test split\n\n**With 5,000 training examples, ")
     assert "| **Mamba** | " in text
-    assert "##### More than two points from the paper\n\n- Mamba: with 1,000 examples accuracy" in text
+    assert "##### More than two points from the paper\n\n- Open. Mamba (1,000, 2,500 and 5,000 examples)" in text
     assert "![" not in text

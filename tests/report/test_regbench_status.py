@@ -9,6 +9,12 @@ from compactattn.report import regbench_status
 from compactattn.report.regbench_status import KINDS, REASONS, Status, explain
 
 TRANSFORMER = {"architecture": "transformer", "kernel": "gaussian"}
+REPOSITORY = {"rate": 1e-4, "final_rate": 1e-5, "decay": 0.01}
+
+
+def mosaic(**changes):
+    """A run of a Memory Mosaic by the recipe of the paper's repository."""
+    return make_run(**REPOSITORY | changes)
 
 
 def stop(run):
@@ -16,35 +22,35 @@ def stop(run):
 
 
 def lose_patience(*losses):
-    run = make_run(patience=4)
+    run = mosaic(patience=4)
     return dataclasses.replace(run, steps=155, validations=[(31 * n, loss) for n, loss in enumerate(losses, 1)])
 
 
 @pytest.mark.parametrize(
     ("run", "kind", "words"),
     [
-        (make_run(), "open", ""),
+        (mosaic(), "open", ""),
         (make_run(architecture="mamba"), "open", ""),
         (make_run(architecture="mamba", model={"form": "own"}), "code", regbench_status.BARE),
         (make_run(architecture="gla", model={"form": "own"}), "code", regbench_status.OWN),
         (make_run(architecture="gla"), "open", ""),
-        (make_run(kernel="norm_relu"), "code", "2β⁴cos + 1 − 2β²"),
-        (make_run(kernel="norm_relu", model={"as_released": "efficient"}), "code", "plain path"),
-        (make_run(kernel="norm_relu", model={"as_released": "plain"}), "open", ""),
-        (make_run(model={"start": "former"}), "recipe", "former start"),
+        (mosaic(kernel="norm_relu"), "code", "2β⁴cos + 1 − 2β²"),
+        (mosaic(kernel="norm_relu", model={"as_released": "efficient"}), "code", "plain path"),
+        (mosaic(kernel="norm_relu", model={"as_released": "plain"}), "open", ""),
+        (mosaic(model={"start": "former"}), "recipe", "former start"),
         (make_run(**TRANSFORMER, model={"start": "former"}), "open", ""),
         (make_run(**TRANSFORMER), "open", ""),
         (make_run(**TRANSFORMER, model={"attention_dropout": 0.0}), "recipe", "176 and 194"),
-        (make_run(model={"attention_dropout": 0.0}), "open", ""),
-        (make_run(model={"persistent_dropout": 0.0}), "recipe", "persistent weights (0.05"),
-        (make_run(rate=1e-4, decay=0.01), "open", ""),
-        (make_run(rate=1e-4, decay=0.1), "recipe", "(0.0005 and 0.1, 0.0001 and 0.01)"),
-        (make_run(rate=3e-4), "recipe", "no named recipe"),
-        (stop(make_run()), "steps", "stopped"),
+        (mosaic(model={"attention_dropout": 0.0}), "open", ""),
+        (mosaic(model={"persistent_dropout": 0.0}), "recipe", "persistent weights (0.05"),
+        (make_run(), "recipe", "the paper's repository names 0.0001 and 0.01"),
+        (mosaic(decay=0.1), "recipe", "(0.0005 and 0.1, 0.0001 and 0.01)"),
+        (mosaic(rate=3e-4), "recipe", "no named recipe"),
+        (stop(mosaic()), "steps", "stopped"),
         (lose_patience(1.5, 1.9, 1.8, 1.7, 1.6), "steps", "falling"),
         (lose_patience(1.5, 1.9, 1.8, 1.7, 1.75), "open", ""),
-        (stop(make_run(model={"start": "former"})), "recipe", "former start"),
-        (stop(make_run(kernel="norm_relu", model={"start": "former"})), "code", "plain path"),
+        (stop(mosaic(model={"start": "former"})), "recipe", "former start"),
+        (stop(mosaic(kernel="norm_relu", model={"start": "former"})), "code", "plain path"),
     ],
 )
 def test_every_reason_has_its_kind_and_the_first_counts(run, kind, words):
@@ -55,7 +61,7 @@ def test_every_reason_has_its_kind_and_the_first_counts(run, kind, words):
 
 
 def test_all_reasons_of_the_kind_are_told_and_one_seed_is_enough():
-    status = explain([make_run(), make_run(seed=1, model={"start": "former", "persistent_dropout": 0.0})])
+    status = explain([mosaic(), mosaic(seed=1, model={"start": "former", "persistent_dropout": 0.0})])
     assert status == Status(
         "recipe", "the former start of the tied embedding; no dropout on persistent weights (0.05 in the paper)"
     )

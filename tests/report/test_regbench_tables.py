@@ -23,7 +23,7 @@ def test_markdown_reads_as_the_paper_does():
         "| **Mamba** | 50.0† | **30.0**† | – | – |",
         "| *paper* | 69.4 | 51.0 | 79.4 | 41.0 |",
         "| **sparsemax** | **94.0**<sup>94.0</sup> | 33.0<sup>33.0</sup> | **94.0**<sup>94.0</sup>"
-        " | **33.0**<sup>33.0</sup>† |",
+        " | **33.0**<sup>33.0</sup>◊ |",
         "| *paper* | 94.2 | 32.5 | 94.0 | 19.3 |",
     ]
 
@@ -34,7 +34,7 @@ def test_all_that_show_the_best_of_a_column_are_bold():
 
 
 def test_the_caption_tells_the_marks_that_occur():
-    assert regbench_tables.describe(example()).endswith(" More than 2 points from the paper: † open.")
+    assert regbench_tables.describe(example()).endswith(" from the paper: ◊ a different recipe, † open.")
     runs = [make_run(0.5, 0.3, architecture="mamba", model={"form": "own"}), make_run(0.5, 0.325, decay=0.3)]
     (comparison,) = compare(runs)
     assert "| **Mamba, own form** | **50.0**‡ | **30.0**‡ |" in regbench_tables.format_markdown(comparison)
@@ -60,7 +60,7 @@ def test_a_run_that_was_stopped_before_its_end_has_a_mark_of_its_own_and_patienc
 def test_only_the_cell_of_the_run_that_was_stopped_is_marked():
     stopped = dataclasses.replace(make_run(0.94, 0.33, examples=2500), steps=1000)
     (comparison,) = compare([make_run(0.94, 0.33), stopped])
-    line = "| **sparsemax** | 94.0 | 33.0 | 94.0§ | 33.0§ |"
+    line = "| **sparsemax** | 94.0 | 33.0 | 94.0§ | 33.0◊§ |"
     assert line in regbench_tables.format_markdown(comparison).splitlines()
     own = dataclasses.replace(make_run(0.5, 0.3, architecture="mamba", model={"form": "own"}), steps=1000)
     assert "50.0‡§" in regbench_tables.format_markdown(compare([own])[0])

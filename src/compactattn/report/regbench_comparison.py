@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from compactattn.experiments.in_context import NAME
+from compactattn.experiments.in_context import NAME, RATES
 from compactattn.report import lines
 from compactattn.report import regbench_paper as paper
 from compactattn.report.evaluations import Reference, Scored
@@ -60,6 +60,7 @@ class Comparison:
     lines: tuple[Line, ...]
     failed: tuple[Run, ...] = ()
     former: bool = False  # whether its runs began from the former start
+    repository: bool = False  # whether they have the rate and the decay of the paper's repository, not the benchmark's
 
     @property
     def subject(self) -> str:
@@ -67,7 +68,7 @@ class Comparison:
 
     @property
     def title(self) -> str:
-        return lines.name_start(self.subject, self.former)
+        return lines.name_start(self.subject + (", the repository's recipe" if self.repository else ""), self.former)
 
     @property
     def name(self) -> str:
@@ -150,20 +151,24 @@ def _find_row(variant: Variant) -> paper.Row | None:
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """All comparisons that the runs allow, the published start first; another split only where no run has the test split."""
-    groups: dict[tuple[str, str, bool], list[Run]] = {}
-    failed: dict[tuple[str, bool], list[Run]] = {}
+    groups: dict[tuple[str, tuple[str, bool, bool]], list[Run]] = {}
+    failed: dict[tuple[str, bool, bool], list[Run]] = {}
     for run in runs:
-        setting = json.dumps(run.config.data.get("changes", {}), sort_keys=True), lines.is_former(run)
+        repository = (run.config.training.rate, run.config.training.decay) == RATES["repository"]
+        setting = json.dumps(run.config.data.get("changes", {}), sort_keys=True), lines.is_former(run), repository
         if run.failed and run.config.experiment == NAME:
             failed.setdefault(setting, []).append(run)
         for split in sorted({row.split for row in run.evaluation if isinstance(row, Scored)}):
-            groups.setdefault((split, *setting), []).append(run)
+            groups.setdefault((split, setting), []).append(run)
     found = [
-        Comparison(split, json.loads(changes), _make_lines(group, split), tuple(failed.get((changes, former), ())), former)
-        for (split, changes, former), group in groups.items()
-        if split == SPLIT or (SPLIT, changes, former) not in groups
+        Comparison(split, json.loads(setting[0]), _make_lines(group, split), tuple(failed.get(setting, ())), *setting[1:])
+        for (split, setting), group in groups.items()
+        if split == SPLIT or (SPLIT, setting) not in groups
     ]
-    return sorted(found, key=lambda c: (c.former, not c.published, bool(c.changes), c.split != SPLIT, c.split, str(c.changes)))
+    return sorted(
+        found,
+        key=lambda c: (c.former, not c.published, bool(c.changes), c.repository, c.split != SPLIT, c.split, str(c.changes)),
+    )
 
 
 def count_epochs(run: Run, steps: int) -> float:

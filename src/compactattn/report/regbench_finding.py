@@ -24,7 +24,7 @@ from compactattn.report.lines import (
     read_memories,
     span,
 )
-from compactattn.report.regbench_comparison import MEASURES, NAMES, Comparison, Gap, Line, count_epochs
+from compactattn.report.regbench_comparison import MEASURES, NAMES, Comparison, Line, count_epochs
 from compactattn.report.regbench_status import KINDS, Status
 
 SETTINGS = {  # the fields of `RegularLanguages` in words
@@ -226,23 +226,20 @@ def _state_other_counts(comparison: Comparison) -> list[str]:
 
 
 def list_gaps(comparison: Comparison) -> list[str]:
-    """Where we differ from the paper by more than two points: one item for what is open of a line, one for each explanation."""
-    found: dict[tuple[str, Status], list[Gap]] = {}
+    """Where we differ from the paper by more than two points: an item for each reason, with the rows that it is of."""
+    found: dict[Status, dict[str, dict[str, None]]] = {}
     for gap in comparison.gaps:
-        found.setdefault((gap.line.label, gap.status), []).append(gap)
-    return [f"{label}: {_state_gaps(gaps)}. {_state_why(status)}" for (label, status), gaps in found.items()]
+        found.setdefault(gap.status, {}).setdefault(gap.line.label, {})[f"{gap.size:,}"] = None
+    return [
+        f"{_capital(KINDS[status.kind].name)}{f': {status.reasons}' if status.reasons else ''}."
+        f" {'; '.join(f'{label} ({_join(sizes)} examples)' for label, sizes in rows.items())}."
+        for status, rows in found.items()
+    ]
 
 
-def _state_gaps(gaps: list[Gap]) -> str:
-    """The numbers by size: "with 1,000 examples accuracy 57.8 (paper 69.4), TVD 63.0 (paper 51.0)"."""
-    sizes: dict[int, list[str]] = {}
-    for gap in gaps:
-        sizes.setdefault(gap.size, []).append(f"{NAMES[gap.measure]} {100 * gap.ours:.1f} (paper {100 * gap.theirs:.1f})")
-    return "; ".join(f"with {size:,} examples {', '.join(parts)}" for size, parts in sizes.items())
-
-
-def _state_why(status: Status) -> str:
-    return _capital(KINDS[status.kind].name) + (f": {status.reasons}." if status.reasons else ".")
+def _join(parts: Iterable[str]) -> str:
+    *most, last = parts
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 def list_departures(comparison: Comparison) -> list[str]:

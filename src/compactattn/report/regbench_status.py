@@ -54,6 +54,10 @@ def _has_other_rates(run: Run) -> bool:
     return (run.config.training.rate, run.config.training.decay) not in RATES.values()
 
 
+def _has_benchmarks_rate(run: Run) -> bool:
+    return _is_mosaic(run) and (run.config.training.rate, run.config.training.decay) == RATES["benchmark"]
+
+
 BARE = "RegBench's Mamba is one bare layer; this one is residual blocks"
 OWN = "this model is of our own form, not of the benchmark's"
 PLAIN = (
@@ -62,6 +66,9 @@ PLAIN = (
 )
 UNDROPPED = f"no attention dropout ({ATTENTION_DROPOUT} in the benchmark, whose best epochs are 176 and 194)"
 RATE = f"rate and decay of no named recipe ({', '.join(f'{rate} and {decay}' for rate, decay in RATES.values())})"
+BENCHMARKS = "the benchmark's rate and decay; the paper's repository names {} and {} for its Memory Mosaics".format(
+    *RATES["repository"]
+)
 # in the order of `KINDS`: the first that applies says the kind
 REASONS: Sequence[tuple[Callable[[Run], bool], str, str]] = (
     (lambda run: _is_own(run) and run.variant.architecture == "mamba", "code", BARE),
@@ -75,6 +82,7 @@ REASONS: Sequence[tuple[Callable[[Run], bool], str, str]] = (
         f"no dropout on persistent weights ({DROPOUTS[2]} in the paper)",
     ),
     (_has_other_rates, "recipe", RATE),
+    (_has_benchmarks_rate, "recipe", BENCHMARKS),
     (is_interrupted, "steps", "a run was stopped before its end"),
     (ended_falling, "steps", "patience ended a run while its validation loss was falling"),
 )

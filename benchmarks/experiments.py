@@ -270,7 +270,7 @@ TOLD: Sequence[Told] = (
     ("schedule", _schedule, MIXED),
     ("AdamW β", lambda c: ", ".join(f"{beta:g}" for beta in c.training.betas), MIXED),
     ("weight decay", lambda c: f"{c.training.decay:g} of {'all' if c.training.decay_all else 'matrices'}", f"{PAPER}, {CODE}"),
-    ("clipping", lambda c: f"{c.training.clip:g}" if c.training.clip else "none", MIXED),
+    ("clipping", lambda c: f"{c.training.clip:g}" if c.training.clip else "none", f"{MIXED}; of the first, {OURS}"),
     ("batch, steps", lambda c: f"{c.training.batch}, {c.training.steps:,}", PAPER),
     ("dropout", _dropouts, CODE),
     ("slots of a head", _slots, MIXED),

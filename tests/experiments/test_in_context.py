@@ -77,7 +77,9 @@ def test_our_own_form_of_a_baseline_is_what_it_was(model):
     config = in_context.paper(model, 1000, "own")
     layers, heads = {"retnet": (2, 4), "gla": (4, 1), "mamba": (4, 1)}.get(model, (2, 1))
     assert (config.model.form, config.model.layers, config.model.heads) == ("own", layers, heads)
-    assert (config.training.clip, config.training.ssm_rate, config.model.embedding_dropout) == (1.0, 0.0, 0.1)
+    training = config.training
+    assert (training.clip, training.ssm_rate, training.decay_all, config.model.embedding_dropout) == (1.0, 0.0, False, 0.1)
+    assert in_context.match(in_context.paper(model, 1000)).training == training
     assert in_context.paper(model, 1000, "benchmark") == in_context.paper(model, 1000) != config
 
 

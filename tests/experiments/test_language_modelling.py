@@ -78,7 +78,8 @@ def test_rates_are_those_of_the_papers_table(layers, kernel, rates, long_corpus)
 )  # fmt: skip
 def test_dropout_precision_and_compilation_of_a_preset_are_those_of_the_help(preset, dropout, settings, model, long_corpus):
     config = lm.PRESETS[preset](long_corpus, model)
-    assert (config.model.dropout, config.model.attention_dropout, config.model.persistent_dropout) == (dropout,) * 3
+    assert (config.model.dropout, config.model.attention_dropout) == (dropout, dropout)
+    assert config.model.persistent_dropout == (dropout if model == "mosaic" else 0.0)
     assert (config.training.precision, config.training.compile, config.training.graph) == settings
 
 
@@ -86,6 +87,8 @@ def test_the_embedding_may_learn_faster_by_the_root_of_the_width(long_corpus):
     config = lm.gpu_short(long_corpus)
     assert lm.hasten_embedding(config).training.embedding_rate == 768**0.5
     assert replace(lm.hasten_embedding(config).training, embedding_rate=1.0) == config.training
+    with pytest.raises(ValueError, match="these are not; add --output scaled"):
+        lm.hasten_embedding(lm.gpu_short(long_corpus, "transformer"))
 
 
 def test_only_cpu_quick_gives_a_mosaic_the_plain_output_layer(long_corpus):

@@ -70,12 +70,30 @@ def test_a_config_from_before_means_what_it_meant():
     assert RunConfig.from_json(run.to_json()) == run
 
 
-@pytest.mark.parametrize("name", ["length-gen/mqmtar", "lm/stories-1", "regbench/1000"])
-def test_published_results_are_known_to_be_of_the_former_start(name):
-    lines = (Path(__file__).parents[2] / "results" / f"{name}.jsonl").read_text().splitlines()
-    old = [json.loads(line)["config"] for line in lines if "start" not in json.loads(line)["config"]["model"]]
-    for config in old:
-        assert RunConfig.from_json(json.dumps(config)).model.start == "former"
+@pytest.mark.parametrize(
+    ("model", "start"),
+    [
+        ({"vocab": 9}, "former"),
+        ({"vocab": 9, "output": "scaled", "architecture": "transformer"}, "former"),
+        ({"vocab": 9, "output": "plain"}, "published"),
+        ({"vocab": 9, "architecture": "transformer"}, "published"),
+        ({"vocab": 9, "architecture": "mamba"}, "published"),
+    ],
+)
+def test_only_a_scaled_output_had_another_start(model, start):
+    text = {"experiment": "e", "seed": 1, "model": model, "training": {"steps": 5, "batch": 2}}
+    assert RunConfig.from_json(json.dumps(text)).model.start == start
+
+
+def test_lines_of_results_say_which_start_they_are_of():
+    files = [path for path in RESULTS.glob("*/*.jsonl") if path.stem != "first-loss"]
+    lines = [json.loads(line) for path in files for line in path.read_text().splitlines()]
+    assert all("start" in line["config"]["model"] for line in lines)
+    mosaics = [line for line in lines if line["config"]["model"]["architecture"] == "mosaic"]
+    before = [line for line in mosaics if line["environment"]["commit"] and line["environment"]["commit"][:7] in FORMER]
+    assert len(before) > 50
+    scaled = [line for line in before if line["config"]["model"]["output"] != "plain"]
+    assert {line["config"]["model"]["start"] for line in scaled} == {"former"}
 
 
 def test_the_bandwidth_starts_where_it_is_told_to():

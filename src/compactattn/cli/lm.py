@@ -121,7 +121,8 @@ def train_lm(
         output: Logits divided by √width and an embedding that starts as N(0, 1/width), as in Memory Mosaics (scaled), or
             logits as they are and N(0, 0.02²), as in GPT-2 (plain); by default plain for cpu-quick, whose few steps are too few
             for the other, else the model's own.
-        fast_embedding: Train the tied embedding at √width times the rate, which makes up for the division of the logits.
+        fast_embedding: Train the tied embedding at √width times the rate, which makes up for the division of the logits of a
+            scaled output.
         as_released: Weigh keys as a path of the published code does, where it departs from the paper: efficient or plain.
         bandwidth_start: 1/h² of every head of a mosaic before training, as in 0.5; if not given e² = 7.4, as published.
         start: Of the embedding; former is the start of runs from before it was mended, which was no published one.
@@ -138,7 +139,7 @@ def train_lm(
         tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
     """
     given = {"width": width, "heads": heads, "output": output, "as_released": as_released, "beta_squared": bandwidth_start,
-             "start": start, **({} if dropout is None else language_modelling.drop(dropout))}  # fmt: skip
+             "start": start, **({} if dropout is None else language_modelling.drop(dropout, model))}  # fmt: skip
     training = {"steps": steps, "batch": batch, "rate": rate, "final_rate": final_rate, "keep": keep, "precision": precision,
                 "accumulation": accumulation, "compile": compile, "graph": graph, "device": device}  # fmt: skip
     counts = {"layers": layers, "steps": steps, "batch": batch, "length": length, "width": width, "heads": heads}
@@ -147,7 +148,10 @@ def train_lm(
     kernel = read_kernel(KERNELS[model] if kernel is None else kernel)
     config = configure(open_corpus(data), preset, model, kernel, layers, seed, length, given, training)
     if fast_embedding:
-        config = language_modelling.hasten_embedding(config)
+        try:
+            config = language_modelling.hasten_embedding(config)
+        except ValueError as error:
+            raise UsageError(f"--fast-embedding: {error}") from error
     folder = out or Path("runs") / language_modelling.NAME / name_run(config, output)
     train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
 

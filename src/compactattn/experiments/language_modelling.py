@@ -216,7 +216,7 @@ def cpu_quick(
     A mosaic has GPT-2's output layer too: with its own, so few steps end at a much higher loss, and its stories are no words.
     """
     output = {"output": "plain"} if own_output(model) == "scaled" else {}
-    size = _describe_model(corpus, model, kernel, layers, length, width=128, heads=4, slots=64, **drop(0.0), **output)
+    size = _describe_model(corpus, model, kernel, layers, length, width=128, heads=4, slots=64, **drop(0.0, model), **output)
     return _configure(
         Data.describe(corpus, length, validation_windows=64), size, 1000, 16, rates=Rates(5e-3, 5e-4),
         precision="fp32", compile="none", log_every=10, checkpoint_every=250, validate_every=100,
@@ -235,6 +235,10 @@ def adjust(
 
 def hasten_embedding(config: RunConfig) -> RunConfig:
     """The config with √width times the rate for the tied embedding: one step of Adam then moves a logit as far as in GPT-2."""
+    if not config.model.scales_output:
+        raise ValueError(
+            "a fast embedding makes up for logits that are divided by √width, and these are not; add --output scaled"
+        )
     return vary(config, training={"embedding_rate": config.model.width**0.5})
 
 
@@ -250,13 +254,14 @@ PRESETS: dict[str, Callable[..., RunConfig]] = {"cpu-quick": cpu_quick, "gpu-sho
 def _describe_model(corpus: Corpus, model: Model, kernel: str, layers: int, longest: int, **changes: Any) -> ModelConfig:
     """A size of the paper: width 768, 12 heads, 2,688 slots; a transformer of that depth and width learns its positions."""
     learned = {"positions": "learned", "longest": longest} if model == "transformer" else {}
-    given = {**drop(0.05), **changes, **learned}
+    given = {**drop(0.05, model), **changes, **learned}
     return ZOO["stories-1"].configure(vocab=corpus.vocab, architecture=model, kernel=kernel, layers=layers, **given)
 
 
-def drop(rate: float) -> dict[str, float]:
+def drop(rate: float, model: str = "mosaic") -> dict[str, float]:
     """One rate of dropout for weights of attention, weights of persistent memory and what each block adds, as published."""
-    return {"dropout": rate, "attention_dropout": rate, "persistent_dropout": rate}
+    persistent = {"persistent_dropout": rate} if model == "mosaic" else {}
+    return {"dropout": rate, "attention_dropout": rate, **persistent}
 
 
 def _configure(

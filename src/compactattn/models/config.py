@@ -37,7 +37,13 @@ def own_output(architecture: str) -> Output:
 
 # what a config file that is older than a field meant, told from its other fields, where that is not the default
 OLD_DROPOUT: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"absent": lambda old: old.get("dropout", 0.0)}
-OLD_START: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {"absent": lambda _: "former"}
+OLD_START: Mapping[str, Callable[[Mapping[str, Any]], Any]] = {
+    "absent": lambda old: "former" if _is_scaled(old) else "published"
+}
+
+
+def _is_scaled(model: Mapping[str, Any]) -> bool:
+    return (model.get("output") or own_output(model.get("architecture", "mosaic"))) == "scaled"
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,7 @@ class ModelConfig:
     @property
     def scales_output(self) -> bool:
         """Whether logits are divided by √width."""
-        return (self.output or own_output(self.architecture)) == "scaled"
+        return _is_scaled({"output": self.output, "architecture": self.architecture})
 
     @property
     def embedding_std(self) -> float:

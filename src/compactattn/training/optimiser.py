@@ -39,8 +39,8 @@ def build_optimiser(model: nn.Module, config: TrainingConfig) -> torch.optim.Ada
                 decay, factor = config.decay if decays else 0.0, 1.0
                 if config.ssm_rate and name in special["SSM"]:
                     decay, factor = 0.0, min(1.0, config.ssm_rate / config.rate)
-                if name in special["EMBEDDING"]:
-                    factor = config.embedding_rate
+                if name in special["EMBEDDING"]:  # AdamW shrinks by rate · decay: that stays
+                    decay, factor = decay / config.embedding_rate, config.embedding_rate
                 groups.setdefault((decay, factor), []).append(parameter)
     device = next(iter(learned.values())).device
     # fused on the CPU too: measured three times faster there, and it can leave out an update without asking the host

@@ -14,21 +14,23 @@ from benchmarks.common import append, environment, spread, time_in_turns
 from compactattn.data.regbench import Epochs
 from compactattn.experiments import in_context
 from compactattn.models.language_model import build, count_parameters
-from compactattn.training.config import vary
+from compactattn.training.config import RunConfig, vary
 from compactattn.training.optimiser import build_optimiser
 
 LAYERS, BATCH, GOAL = 2, 32, 1500  # milliseconds
 VARIANTS = (*(name for name in in_context.RECIPES if name != "mosaic"), "mosaic:gaussian", "mosaic:sparsemax")
 
 
-def make_step(variant: str) -> tuple[Callable[[], object], dict[str, object]]:
-    """Forward, backward, clipping and AdamW in fp32, with the recipe's dropout, always on the same batch; and what it is.
-
-    Recurrent models are of our own form, which has as many layers as the others.
-    """
+def configure(variant: str) -> RunConfig:
+    """A recipe with so many layers; recurrent models are of our own form, which can have them."""
     name, _, kernel = variant.partition(":")
     recipe = in_context.paper(name, 1000, "own" if name in in_context.OWN else "")
-    config = vary(recipe, model={"layers": LAYERS, "kernel": kernel or "gaussian"}, training={"graph": False})
+    return vary(recipe, model={"layers": LAYERS, "kernel": kernel or "gaussian"}, training={"graph": False})
+
+
+def make_step(variant: str) -> tuple[Callable[[], object], dict[str, object]]:
+    """Forward, backward, clipping and AdamW in fp32, with the recipe's dropout, always on the same batch; and what it is."""
+    config = configure(variant)
     model = build(config.model).train()
     optimiser = build_optimiser(model, config.training)
     batch = Epochs(in_context.Data.of(config).open().train, seed=0).batch(0, BATCH)

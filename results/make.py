@@ -374,7 +374,8 @@ def read_count(text: str) -> int:
 
 
 def read_lines(out: Path) -> list[Run]:
-    return [run for path in sorted(out.glob("*.jsonl")) for run in load_results(path)]
+    files = (path for path in sorted(out.glob("*.jsonl")) if path.stem != FIRST_LOSS)  # which is of no runs
+    return [run for path in files for run in load_results(path)]
 
 
 def name_part(config: RunConfig) -> str:

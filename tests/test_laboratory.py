@@ -167,6 +167,11 @@ def test_models_lists_sizes_with_their_parameters(capsys):
         (["train", "regbench", "--model", "mamba", "--matched", "--form", "own"], "and so does --form; leave one out"),
         (["train", "regbench", "--model", "transformer", "--bandwidth-start", "1"], "a transformer learns no bandwidth"),
         (["train", "lm", "--as-released", "plain"], "changes nothing for a mosaic with triweight"),
+        (["train", "lm", "--fast-embedding"], "--fast-embedding: a fast embedding makes up for logits that are divided"),
+        (["train", "lm", "--start", "former"], "start = 'former' changes nothing beside a plain output"),
+        (["train", "length-gen", "--bandwidth-start", "0"], "--bandwidth-start 0 must be above 0 and at most 22,026"),
+        (["train", "length-gen", "--start", "unit"], "choose one of published, former"),
+        (["train", "regbench", "--form", "own"], "form 'own' is for retnet, gla, h3, s4d, mamba"),
         (["sweep", "regbench", "--models", "lstm"], "model 'lstm' is unknown; choose among mosaic"),
         (["sweep", "regbench", "--models", "gla:sparsemax"], "a gla has no kernel"),
         (["sweep", "regbench", "--search"], "--search is for one model, one number of examples and one seed, but 4, 1 and 1"),
@@ -447,3 +452,38 @@ def test_a_search_writes_the_recipe_with_the_lowest_validation_loss(regbench, tm
     train = ["train", "regbench", "--examples", "64", "--epochs", "1", "--device", "cpu", "--no-evaluate"]
     cli.main([*train, "--recipe", str(tmp_path / "search" / "recipe.json"), "--out", str(tmp_path / "run")])
     assert checkpoint.load_config(tmp_path / "run").model.width == recipe["width"]
+
+
+def test_a_model_that_is_named_twice_is_trained_once(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(regbench_commands, "finish_sweep", lambda todo, *_: asked.extend(todo))
+    for options in (["--models", "mamba,mamba:benchmark,mamba:own"], ["--matched", "--models", "gla,gla:own"]):
+        cli.main(["sweep", "regbench", "--examples", "64", "--device", "cpu", "--out", str(tmp_path), *options])
+    assert [job.folder.name for job in asked] == ["mamba-64-0", "mamba-own-64-0", "gla-matched-64-0"]
+
+
+@pytest.mark.parametrize(("recipe", "rate", "decay"), [(None, 3e-3, 0.1), ("benchmark", 5e-4, 0.1), ("repository", 1e-4, 0.01)])
+def test_a_recipe_that_is_named_is_applied_whatever_the_preset(recipe, rate, decay):
+    config = regbench_commands.configure("mosaic", "gaussian", 64, "cpu-quick", 0, 1, recipe, {}, {"device": "cpu"})
+    assert (config.training.rate, config.training.decay) == (rate, decay)
+    name = regbench_commands.name_run(config, recipe=recipe)
+    assert name == "-".join(["mosaic-gaussian", *([recipe] if recipe else []), "64-0"])
+
+
+def test_names_say_what_is_not_published():
+    def names(model, **changes):
+        given = {"as_released": "", "beta_squared": None, "start": None, **changes}
+        kernel = "norm_relu" if model == "mosaic" else "gaussian"
+        config = regbench_commands.configure(model, kernel, 64, "cpu-quick", 0, 1, None, given, {"device": "cpu"})
+        return regbench_commands.name_run(config).removesuffix("-64-0"), regbench_commands.describe(config).partition(", 2 ")[0]
+
+    assert names("mosaic") == ("mosaic-norm-relu", "mosaic:norm_relu")
+    assert names("mosaic", as_released="plain", beta_squared=0.5, start="former") == (
+        "mosaic-norm-relu-as-released-plain-bandwidth-0.5-former-start",
+        "mosaic:norm_relu (as-released-plain, bandwidth-0.5, former-start)",
+    )
+
+
+def test_a_sweep_tells_the_forms_of_a_model_apart():
+    forms = [in_context.paper("mamba", 64, form).model for form in ("benchmark", "own")]
+    assert [work.name_model(model, has_kernel=False) for model in forms] == ["mamba", "mamba:own"]

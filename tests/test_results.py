@@ -432,6 +432,7 @@ def test_first_losses_are_written_down(make, tmp_path, monkeypatch):
     monkeypatch.setattr(make, "FIRST_SIZES", ((20, 64),))
     given = make.read_arguments(["cpu", "--tables", "first-loss", "--seeds", "0", "--out", str(tmp_path)])
     assert list(make.list_cpu(given)) == []
+    assert make.read_lines(tmp_path) == []  # they are no runs, and keep none from being made
     former, published = (json.loads(line) for line in (tmp_path / "first-loss.jsonl").read_text().splitlines())
     assert (former["start"], published["start"]) == ("former", "published")
     assert former["loss"] > 2 * former["log_vocab"]

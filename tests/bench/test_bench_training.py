@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from benchmarks import mixers
 
 from compactattn.bench import attention, decode, training
 from compactattn.bench.results import read
@@ -60,3 +61,9 @@ def test_a_mistake_in_the_options_is_told_in_a_sentence(tmp_path):
     with pytest.raises(RunError) as error:
         training.run(compile="half", out=tmp_path / "training.csv")
     assert "compile = 'half' is unknown" in str(error.value)
+
+
+def test_every_mixer_of_the_benchmark_on_a_cpu_has_its_layers():
+    configs = [mixers.configure(variant) for variant in mixers.VARIANTS]
+    assert {config.model.layers for config in configs} == {mixers.LAYERS}
+    assert len({config.model for config in configs}) == len(mixers.VARIANTS) == 8

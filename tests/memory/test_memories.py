@@ -236,3 +236,13 @@ def test_dropout_of_persistent_memory_is_that_of_attend():
     found = memory._attend(q, k, v)
     torch.manual_seed(3)
     assert torch.equal(found, attend(q, k, v, "softmax", scale=1.0, dropout=0.5))
+
+
+def test_the_bandwidth_of_the_plain_path_is_that_of_its_support():
+    torch.manual_seed(0)
+    memory = ContextualMemory(WIDTH, HEADS, parse("norm_relu"), as_released="plain")
+    beta_squared = memory.beta_squared().detach()
+    cosine = (beta_squared - 0.5) / beta_squared**2  # 2β⁴cos + 1 − 2β² = 0
+    found = memory.inspect(torch.randn(1, TIME, WIDTH)).readout.bandwidth[0, :, 1:].detach()  # the first query sees no key
+    torch.testing.assert_close(found, (2 - 2 * cosine).sqrt()[:, None].expand_as(found))
+    assert found.mean().item() == pytest.approx((2 - 2 * 0.126) ** 0.5, abs=0.01)

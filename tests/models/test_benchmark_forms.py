@@ -155,5 +155,5 @@ def test_state_space_parameters_have_a_rate_of_their_own_and_do_not_decay(name):
     for parameter_name, parameter in model.named_parameters():
         special = parameter_name.endswith(("diagonal.log_step", "diagonal.log_rate", "diagonal.frequency"))
         embedding = parameter_name == "embedding.weight"
-        expected = (0.25, 0.0) if special else (3.0 if embedding else 1.0, 0.1)
+        expected = (0.25, 0.0) if special else (3.0, 0.1 / 3) if embedding else (1.0, 0.1)
         assert found[id(parameter)] == expected, parameter_name

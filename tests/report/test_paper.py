@@ -76,7 +76,7 @@ def test_labels_are_all_different():
     labels = [variant.label for variant in ROWS]
     assert len(set(labels)) == len(labels) == 14
     assert labels[0] == "Transformer, ALiBi"
-    assert Variant("mosaic", parse("norm_relu"), "none", "plain").label == "normReLU, as released (plain)"
+    assert Variant("mosaic", parse("norm_relu"), "none", "plain").label == "normReLU, plain path"
     assert Variant("transformer", parse("sparsemax"), "learned").label == "Transformer, sparsemax"
 
 

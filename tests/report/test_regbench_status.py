@@ -38,7 +38,6 @@ def lose_patience(*losses):
         (mosaic(kernel="norm_relu", model={"as_released": "efficient"}), "code", "plain path"),
         (mosaic(kernel="norm_relu", model={"as_released": "plain"}), "open", ""),
         (mosaic(model={"start": "former"}), "recipe", "former start"),
-        (make_run(**TRANSFORMER, model={"start": "former"}), "open", ""),
         (make_run(**TRANSFORMER), "open", ""),
         (make_run(**TRANSFORMER, model={"attention_dropout": 0.0}), "recipe", "176 and 194"),
         (mosaic(model={"attention_dropout": 0.0}), "open", ""),

@@ -13,8 +13,6 @@ from compactattn.report.page import write_report
 from compactattn.report.sections import Grid, Sentences, make_sections, name_task
 from compactattn.training.config import vary
 
-TRANSFORMER = {"architecture": "transformer", "kernel": "gaussian"}
-
 
 def make_former(run):
     return dataclasses.replace(run, config=vary(run.config, model={"start": "former"}))
@@ -51,16 +49,6 @@ def test_the_sentence_stands_right_above_the_table_of_the_former_start_alone(run
         said = [at for at, part in enumerate(section.parts) if part == Sentences([FORMER_START])]
         table = next(at for at, part in enumerate(section.parts) if isinstance(part, Grid))
         assert said == ([table - 1] if section.title.endswith("former start") else [])
-
-
-@pytest.mark.parametrize(
-    "run",
-    [make_run(**TRANSFORMER, positions="alibi"), make_regbench_run(**TRANSFORMER), make_lm_run(**TRANSFORMER)],
-)
-def test_a_section_without_a_memory_mosaic_keeps_its_group_and_lacks_the_sentence(run):
-    (section,) = make_sections([make_former(run)])
-    assert section.title.endswith("former start")
-    assert Sentences([FORMER_START]) not in section.parts
 
 
 def test_every_rendering_has_the_sentence_once_for_each_such_table(runs, tmp_path, monkeypatch):

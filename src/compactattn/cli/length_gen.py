@@ -17,6 +17,7 @@ from compactattn.cli.app import UsageError, app, console, prepare_folder, read_k
 from compactattn.cli.work import (
     Asked,
     Preset,
+    Start,
     Voice,
     describe_model,
     finish_sweep,
@@ -24,6 +25,7 @@ from compactattn.cli.work import (
     has_gpu,
     name_changes,
     progress,
+    read_bandwidth,
     read_numbers,
     split_kernels,
     train_and_show,
@@ -35,7 +37,7 @@ from compactattn.experiments import length_generalisation as length_gen
 from compactattn.experiments.length_generalisation import default_lengths, evaluate_run
 from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.experiments.sweep import Job
-from compactattn.models.config import Released, Start
+from compactattn.models.config import Released
 from compactattn.models.generation import generate
 from compactattn.training.config import RunConfig, vary
 
@@ -86,15 +88,17 @@ def train_length_gen(
         task: mqmtar (associative recall), sort, reverse or copy.
         kernel: Any kernel of `compactattn kernels`, as in "relumax(r=2)".
         preset: cpu-quick (a small task, minutes on two cores), gpu-short (the published model and data, 2,000 steps)
-            or paper (the published recipe, an hour or so on a fast GPU).
+            or paper (the published recipe, about two hours on a fast GPU).
         model: A Memory Mosaic, or a GPT-2 transformer.
         positions: auto is none for a mosaic and alibi for a transformer, as in the paper.
-        as_released: Weigh keys as a path of the published code does, where it departs from the paper: efficient or plain.
-        bandwidth_start: 1/h² of every head before training, as in 0.5; if not given e² = 7.4, as published. A wide start helps
-            normalised ReLU, which sends no gradient where no key is within h.
-        start: Of the embedding; former is the start of runs from before it was mended, which was no published one.
+        as_released: Weigh keys as a path of the published code does. plain applies β² twice (normalised ReLU, 1-ReLUmax);
+            efficient leaves β out of normalised ReLU and hides the newest key (also 1-ReLUmax, uniform top-k). Others are the
+            paper's on both.
+        bandwidth_start: β² = 1/h² of every head before training, as in 0.5; if not given e² = 7.4, as published. A wide start
+            helps normalised ReLU, which sends no gradient where no key is within h.
+        start: Of the embedding; former is the start of runs from before it was mended, not the published one.
         seed: Of the first weights and of the data.
-        steps: Updates of the weights, if other than the preset's.
+        steps: Updates of the weights, if other than the preset's; the cosine then ends with them.
         batch: Samples in an update, over all processes.
         rate: The highest learning rate.
         layers: Number of blocks.
@@ -112,7 +116,8 @@ def train_length_gen(
     config = configure(
         task, kernel, preset, seed,
         model={"architecture": model, "positions": positions, "as_released": as_released,
-               "beta_squared": bandwidth_start, "start": start, "layers": layers, "width": width, "heads": heads},
+               "beta_squared": read_bandwidth(bandwidth_start), "start": start,
+               "layers": layers, "width": width, "heads": heads},
         training={"steps": steps, "batch": batch, "rate": rate, "precision": precision, "accumulation": accumulation,
                   "compile": compile, "graph": graph, "device": device},
     )  # fmt: skip

@@ -18,6 +18,7 @@ from compactattn.cli.app import UsageError, console, prepare_folder, read_kernel
 from compactattn.cli.work import (
     Asked,
     Preset,
+    Start,
     Voice,
     describe_model,
     finish_sweep,
@@ -26,6 +27,7 @@ from compactattn.cli.work import (
     name_changes,
     note_positions,
     progress,
+    read_bandwidth,
     split_kernels,
     train_and_show,
     warn_of_preset,
@@ -42,7 +44,7 @@ from compactattn.experiments.runs import read_evaluation
 from compactattn.experiments.storytelling import SAMPLING, Teller, save_stories
 from compactattn.experiments.sweep import Job
 from compactattn.folders import cache_folder
-from compactattn.models.config import Released, Start, own_output
+from compactattn.models.config import Released, own_output
 from compactattn.training.config import RunConfig
 from compactattn.training.distributed import choose_device, leads
 
@@ -123,9 +125,11 @@ def train_lm(
             for the other, else the model's own.
         fast_embedding: Train the tied embedding at √width times the rate, which makes up for the division of the logits of a
             scaled output.
-        as_released: Weigh keys as a path of the published code does, where it departs from the paper: efficient or plain.
-        bandwidth_start: 1/h² of every head of a mosaic before training, as in 0.5; if not given e² = 7.4, as published.
-        start: Of the embedding; former is the start of runs from before it was mended, which was no published one.
+        as_released: Weigh keys as a path of the published code does. plain applies β² twice (normalised ReLU, 1-ReLUmax);
+            efficient leaves β out of normalised ReLU and hides the newest key (also 1-ReLUmax, uniform top-k). Others are the
+            paper's on both.
+        bandwidth_start: β² = 1/h² of every head of a mosaic before training, as in 0.5; if not given e² = 7.4, as published.
+        start: Of the embedding; former is the start of runs from before it was mended, not the published one.
         keep: Which weights are tested and tell stories: those of the lowest validation loss (best), or of the last step (last,
             as in the paper); by default last for paper, best for the other presets.
         precision: bf16 runs matrix products in bfloat16 under autocast, as all presets but cpu-quick do.
@@ -138,8 +142,9 @@ def train_lm(
         evaluate: Test the model on the validation split.
         tensorboard: Also write TensorBoard files (pip install 'compactattn[track]').
     """
-    given = {"width": width, "heads": heads, "output": output, "as_released": as_released, "beta_squared": bandwidth_start,
-             "start": start, **({} if dropout is None else language_modelling.drop(dropout, model))}  # fmt: skip
+    given = {"width": width, "heads": heads, "output": output, "as_released": as_released, "start": start,
+             "beta_squared": read_bandwidth(bandwidth_start),
+             **({} if dropout is None else language_modelling.drop(dropout, model))}  # fmt: skip
     training = {"steps": steps, "batch": batch, "rate": rate, "final_rate": final_rate, "keep": keep, "precision": precision,
                 "accumulation": accumulation, "compile": compile, "graph": graph, "device": device}  # fmt: skip
     counts = {"layers": layers, "steps": steps, "batch": batch, "length": length, "width": width, "heads": heads}

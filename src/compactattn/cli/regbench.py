@@ -19,6 +19,7 @@ from compactattn.cli.app import UsageError, console, parse_kernel, prepare_folde
 from compactattn.cli.work import (
     Asked,
     Preset,
+    Start,
     Voice,
     complain,
     conclude,
@@ -31,6 +32,7 @@ from compactattn.cli.work import (
     name_model,
     note_positions,
     progress,
+    read_bandwidth,
     read_numbers,
     train_and_show,
     warn_of_preset,
@@ -40,7 +42,7 @@ from compactattn.experiments import in_context
 from compactattn.experiments.runs import open_run, read_evaluation
 from compactattn.experiments.sweep import Job
 from compactattn.kernels import split_names
-from compactattn.models.config import FORMS, Architecture, Form, Released, Start
+from compactattn.models.config import FORMS, Architecture, Form, Released
 from compactattn.models.generation import generate
 from compactattn.models.language_model import build, count_parameters
 from compactattn.training.config import RunConfig, vary
@@ -58,7 +60,7 @@ def train_regbench(
     kernel: str = "gaussian",
     examples: int = 1000,
     preset: Preset = "cpu-quick",
-    recipe: str = "benchmark",
+    recipe: str | None = None,
     form: Form | None = None,
     as_released: Released = "",
     bandwidth_start: float | None = None,
@@ -96,14 +98,16 @@ def train_regbench(
         examples: Languages to train on, one example each.
         preset: cpu-quick (easier languages and a smaller model than published, minutes on two cores), gpu-short (the published
             data and models, at most 100 epochs) or paper (at most 200). Both stop before that when --patience is lost.
-        recipe: Rate and weight decay of the benchmark (benchmark: 5e-4 and 0.1) or of the paper's repository (repository: 1e-4
-            and 0.01), or a recipe.json of `compactattn sweep regbench --search` in place of the preset's size and decay.
+        recipe: Rate and weight decay of the benchmark (benchmark: 5e-4 and 0.1, as paper and gpu-short have them) or of the
+            paper's repository (repository: 1e-4 and 0.01), or a recipe.json of `compactattn sweep regbench --search` in place
+            of the preset's size and decay.
         form: Of a recurrent model: that of the benchmark's code, whose Mamba is one bare layer, or our own, residual blocks
             around the mixer of its paper. By default the benchmark's.
-        as_released: Weigh keys as a path of the published code does, where it departs from the paper. RegBench's code imports
-            the plain one.
-        bandwidth_start: 1/h² of every head of a mosaic before training, as in 0.5; if not given e² = 7.4, as published.
-        start: Of the embedding; former is the start of runs from before it was mended, which was no published one.
+        as_released: Weigh keys as a path of the published code does. plain applies β² twice (normalised ReLU, 1-ReLUmax);
+            efficient leaves β out of normalised ReLU and hides the newest key (also 1-ReLUmax, uniform top-k). Others are the
+            paper's on both.
+        bandwidth_start: β² = 1/h² of every head of a mosaic before training, as in 0.5; if not given e² = 7.4, as published.
+        start: Of the embedding; former is the start of runs from before it was mended, not the published one.
         seed: Of the first weights and of the order of the examples; the languages are the same for every seed.
         epochs: At most; the preset's if not given.
         patience: Epochs without a lower validation loss after which training stops; 0 stands for never. If not given 40 with
@@ -114,7 +118,8 @@ def train_regbench(
         width: Of the model.
         heads: Of each block.
         matched: The sizes that `compactattn models regular` lists in place of the preset's: the depth and the parameters of
-            a Memory Mosaic of width 128 for every model (Mamba, whose blocks have no MLP, has twice the layers).
+            a Memory Mosaic of width 128 for every model, recurrent ones in our own form (Mamba, whose blocks have no MLP,
+            has twice the layers).
         precision: bf16 runs matrix products in bfloat16 under autocast.
         compile: torch.compile for what surrounds attention (parts) or for everything (whole).
         graph: Replay updates as a CUDA graph, faster for small models.
@@ -126,7 +131,7 @@ def train_regbench(
     given: dict[str, Any] = {"layers": layers, "width": width, "heads": heads}
     if matched:
         refuse_sizes(recipe=is_file(recipe), form=form is not None, **{name: n is not None for name, n in given.items()})
-    given |= {"as_released": as_released, "beta_squared": bandwidth_start, "start": start}
+    given |= {"as_released": as_released, "beta_squared": read_bandwidth(bandwidth_start), "start": start}
     final_rate = None if rate is None else rate / 10
     training = {"patience": patience, "rate": rate, "final_rate": final_rate, "decay": decay, "precision": precision,
                 "compile": compile, "graph": graph, "device": device}  # fmt: skip
@@ -142,7 +147,7 @@ def sweep_regbench(
     seeds: int = 1,
     preset: Preset = "cpu-quick",
     search: bool = False,
-    recipe: str = "benchmark",
+    recipe: str | None = None,
     matched: bool = False,
     epochs: int | None = None,
     device: str = "auto",
@@ -163,13 +168,14 @@ def sweep_regbench(
         examples: Numbers of training examples separated by commas; the paper's are 1000,2500,5000,10000,20000,40000.
         seeds: How many, counted from 0.
         preset: cpu-quick, gpu-short or paper; see `compactattn train regbench --help`.
-        search: Train one model at each point of the paper's search space (weight decay, depth, width, heads: 72 runs, or 18
-            of S4D, H3 and Mamba, which have no heads) instead, and write the point with the lowest validation loss to
-            OUT/recipe.json.
+        search: Train one model at each point of the paper's search space instead: weight decay, depth, width and heads are 72
+            runs, 18 of S4D and H3, which have no heads, and 6 of Mamba, which has one layer. The point with the lowest
+            validation loss goes to OUT/recipe.json.
         recipe: Rate and weight decay of every run, benchmark or repository; see `compactattn train regbench --help`. Or a
             recipe.json, for every mosaic of the sweep: chosen for one kernel and reused for the others, as in the paper.
         matched: The sizes that `compactattn models regular` lists in place of the preset's: the depth and the parameters of
-            a Memory Mosaic of width 128 for every model (Mamba, whose blocks have no MLP, has twice the layers).
+            a Memory Mosaic of width 128 for every model, recurrent ones in our own form (Mamba, whose blocks have no MLP,
+            has twice the layers).
         epochs: At most; the preset's if not given.
         device: auto, cpu, cuda or cuda:1.
         jobs: Runs side by side; 0 is four on a GPU, so that one compiles or evaluates while others train, and one for each
@@ -190,7 +196,7 @@ def sweep_regbench(
             preset,
             seed,
             epochs,
-            "benchmark" if is_file(recipe) and model != "mosaic" else recipe,
+            None if is_file(recipe) and model != "mosaic" else recipe,
             {},
             {"device": device},
             matched,
@@ -204,8 +210,8 @@ def sweep_regbench(
         configs = list(in_context.list_grid(configs[0]))
     prepare_folder(out)
     warn_of_preset(preset, device)
-    names = [name_point(config) if search else name_run(config, matched, recipe) for config in configs]
-    todo = [Job(config, out / name, 0, device) for config, name in zip(configs, names, strict=True)]
+    names = {name_point(config) if search else name_run(config, matched, recipe): config for config in configs}  # each once
+    todo = [Job(config, out / name, 0, device) for name, config in names.items()]
     jobs = jobs or min(len(todo), 4 if has_gpu(device) else os.cpu_count() or 1)
     if search:
         diverged = finish_jobs(todo, jobs)
@@ -221,7 +227,7 @@ def sweep_regbench(
 
 
 def configure(
-    model: str, kernel: str, examples: int, preset: str, seed: int, epochs: int | None, recipe: str,
+    model: str, kernel: str, examples: int, preset: str, seed: int, epochs: int | None, recipe: str | None,
     given: Mapping[str, Any], training: Mapping[str, Any], matched: bool = False, form: str = "",
 ) -> RunConfig:  # fmt: skip
     """The preset with the recipe or a mosaic's size, then with what was asked for in place of its own; what is None stays."""
@@ -237,10 +243,10 @@ def configure(
         if epochs is not None:
             steps = epochs * examples // base.training.batch
             base = vary(base, training={"steps": steps, "warmup": steps // 10})
-        if is_file(recipe):
-            base = in_context.apply_recipe(base, Path(recipe))
-        elif recipe != "benchmark":
+        if recipe is not None and recipe in in_context.RATES:
             base = in_context.choose_rates(base, recipe)
+        elif recipe is not None:
+            base = in_context.apply_recipe(base, Path(recipe))
         if matched:
             base = in_context.match(base)
         return vary(
@@ -253,12 +259,12 @@ def configure(
         raise UsageError(str(error)) from error
 
 
-def is_file(recipe: str) -> bool:
+def is_file(recipe: str | None) -> bool:
     """Whether a recipe is none of the named ones, and so the file of a search."""
-    return recipe not in in_context.RATES
+    return recipe is not None and recipe not in in_context.RATES
 
 
-def check_sweep(models: Sequence[str], sizes: int, seeds: int, search: bool, recipe: str, matched: bool) -> None:
+def check_sweep(models: Sequence[str], sizes: int, seeds: int, search: bool, recipe: str | None, matched: bool) -> None:
     """Refuses options of a sweep that do not go together."""
     if not models:
         raise UsageError("name at least one model, as in --models mosaic:gaussian,gla")
@@ -267,7 +273,7 @@ def check_sweep(models: Sequence[str], sizes: int, seeds: int, search: bool, rec
             f"--search is for one model, one number of examples and one seed, but {len(models)}, {sizes} and {seeds}"
             " are asked for; name one, as in --search --models mosaic:gaussian --examples 1000"
         )
-    if search and is_file(recipe):
+    if search and recipe is not None:
         raise UsageError("--search tries every size and weight decay, which leaves nothing to --recipe; give one of them")
     if matched:
         refuse_sizes(recipe=is_file(recipe), search=search)
@@ -307,12 +313,17 @@ def note_languages(config: RunConfig) -> str:
     )
 
 
-def name_run(config: RunConfig, matched: bool = False, recipe: str = "benchmark") -> str:
+def name_run(config: RunConfig, matched: bool = False, recipe: str | None = None) -> str:
     """A folder's name for people; nothing is ever read out of it."""
     model = config.model
     kernel = [re.sub(r"[^A-Za-z0-9.]+", "-", model.kernel).strip("-")] if model.architecture in in_context.WITH_KERNEL else []
     form = ["own"] if model.architecture in in_context.OWN and model.form == "own" and not matched else []
-    size = [*form, *(["matched"] if matched else []), *(["repository"] if recipe == "repository" else []), *name_changes(model)]
+    size = [
+        *form,
+        *(["matched"] if matched else []),
+        *([recipe] if recipe and recipe in in_context.RATES else []),
+        *name_changes(model),
+    ]
     return "-".join([model.architecture, *kernel, *size, str(config.data["examples"]), str(config.seed)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import signal
@@ -22,8 +23,9 @@ from compactattn.experiments.runs import open_run, read_failure
 from compactattn.experiments.storytelling import Wish
 from compactattn.experiments.sweep import Job, finish, finish_all
 from compactattn.kernels import split_names
+from compactattn.memory.contextual import LARGEST_LOG_BETA
 from compactattn.memory.inspection import summarise
-from compactattn.models.config import ModelConfig
+from compactattn.models.config import RECURRENT, ModelConfig
 from compactattn.models.language_model import build, count_parameters
 from compactattn.training import checkpoint
 from compactattn.training.checks import check_folder, check_machine
@@ -33,6 +35,7 @@ from compactattn.training.divergence import Diverged
 from compactattn.training.interrupt import Interrupted
 
 Preset = Literal["cpu-quick", "gpu-short", "paper"]
+Start = Literal["published", "former"]
 FURTHEST = 64  # times the length of training: what the paper tests, and where prompts end unless told otherwise
 FEW = 4  # runs up to which each is named in a line of progress
 SECONDS_BETWEEN_LINES = 30  # where there is no terminal to draw bars on
@@ -317,14 +320,24 @@ def _look_into(folder: Path, example: tuple[list[int], list[str]], device: str) 
 
 
 def name_model(model: ModelConfig, has_kernel: bool = True) -> str:
-    return f"{model.architecture}{f':{model.kernel}' if has_kernel else ''}"
+    form = ":own" if model.architecture in RECURRENT and model.form == "own" else ""
+    changes = f" ({', '.join(name_changes(model))})" if name_changes(model) else ""
+    return f"{model.architecture}{form}{f':{model.kernel}' if has_kernel else ''}{changes}"
 
 
 def name_changes(model: ModelConfig) -> list[str]:
     """What a folder's name says of a model that is not the published one."""
     changes = [f"as-released-{model.as_released}"] if model.as_released else []
     changes += [f"bandwidth-{model.beta_squared:g}"] if model.beta_squared else []
-    return changes + ([f"{model.start}-start"] if model.start == "former" else [])
+    return changes + ([f"{model.start}-start"] if model.start != ("unit" if model.bare else "published") else [])
+
+
+def read_bandwidth(beta_squared: float | None) -> float | None:
+    """The β² that was asked for, if any."""
+    largest = math.exp(2 * LARGEST_LOG_BETA)
+    if beta_squared is not None and not 0 < beta_squared <= largest:
+        raise UsageError(f"--bandwidth-start {beta_squared:g} must be above 0 and at most {largest:,.0f}: it is β² = 1/h²")
+    return beta_squared
 
 
 def describe_model(model: ModelConfig, has_kernel: bool = True) -> str:

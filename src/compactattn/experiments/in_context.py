@@ -144,11 +144,9 @@ def _configure(model: str, data: Data, form: str, *, epochs: int, batch: int, pa
 
 def choose_recipe(model: str, form: str = "") -> Recipe:
     """The benchmark's recipe of a model, or ours of a recurrent one."""
-    if form in ("", RECIPES[model].model.get("form", "own")):
-        return RECIPES[model]
-    if form == "own":
-        return OWN[model]
-    raise ValueError(f"form {form!r} is for {', '.join(OWN)}; a {model} has one form only")
+    if form and model not in OWN:
+        raise ValueError(f"form {form!r} is for {', '.join(OWN)}; a {model} has one form only")
+    return OWN[model] if form == "own" else RECIPES[model]
 
 
 def list_grid(config: RunConfig) -> Iterator[RunConfig]:

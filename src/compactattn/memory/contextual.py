@@ -84,7 +84,13 @@ class ContextualMemory(nn.Module):
     def inspect(self, x: Tensor) -> Look:
         """What each query attends to."""
         (q, k, _, beta_squared), _ = self.features(x, None, keep=False)
-        return look(q, k, self.scoring.kernel, *self._rule(beta_squared))
+        found = look(q, k, self.scoring.kernel, *self._rule(beta_squared))
+        if not self.scoring.lifted:
+            return found
+        # the readout measures h from scores without a bias
+        scale = self.scoring.scale(beta_squared)[:, None]
+        cosine = (found.readout.threshold - scale + beta_squared[:, None]) / scale
+        return found._replace(readout=found.readout._replace(bandwidth=(2 - 2 * cosine).clamp_min(0).sqrt()))
 
     def _rule(self, beta_squared: Tensor) -> tuple[Tensor, Mask]:
         """The scale of the scores and what a query may see."""

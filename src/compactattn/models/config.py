@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from compactattn.dropout import check_rate
 from compactattn.kernels import parse
 from compactattn.memory.contextual import LARGEST_LOG_BETA
-from compactattn.memory.released import departs
+from compactattn.memory.released import departs, scoring
 
 Architecture = Literal["mosaic", "transformer", "s4d", "h3", "gla", "retnet", "mamba"]
 Positions = Literal["none", "alibi", "learned"]
@@ -99,6 +99,10 @@ class ModelConfig:
             )
         if self.bare and (self.dropout or self.embedding_dropout):
             raise ValueError("RegBench's Mamba reads raw embeddings, where no dropout has an effect; leave dropout at 0")
+        if self.start == "former" and not self.scales_output:
+            raise ValueError("start = 'former' changes nothing beside a plain output; leave it out")
+        if self.start == "unit" and self.scales_output:
+            raise ValueError("start = 'unit' beside a scaled output is the former start; name it 'former'")
         self._check_heads()
         if self.architecture in ("s4d", "h3") and self.state % 2:
             raise ValueError(
@@ -115,7 +119,9 @@ class ModelConfig:
     def _check_bandwidth(self) -> None:
         largest = math.exp(2 * LARGEST_LOG_BETA)
         if not 0 <= self.beta_squared <= largest:
-            raise ValueError(f"beta_squared = {self.beta_squared} must be above 0 and at most {largest:,.0f}, or 0 for e²")
+            raise ValueError(f"beta_squared = {self.beta_squared} must be from 0, for e², to {largest:,.0f}")
+        if self.beta_squared and scoring(parse(self.kernel), self.as_released).power == 0:
+            raise ValueError(f"the {self.as_released} path of {self.kernel} has no bandwidth, so it can start from none")
         if self.beta_squared and self.architecture != "mosaic":
             raise ValueError(f"beta_squared = {self.beta_squared} is for a mosaic; a {self.architecture} learns no bandwidth")
 

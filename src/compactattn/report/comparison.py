@@ -109,8 +109,8 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     """All comparisons that the runs allow: the published start, the paper's tasks and the published mode come first."""
     groups: dict[tuple[str, str, str, bool], list[Run]] = {}
     failed: dict[tuple[str, bool], list[Run]] = {}
-    for run in runs:
-        setting = json.dumps(run.config.data, sort_keys=True), lines.is_former(run)
+    for run, former in lines.split_starts(runs, _read_setting):
+        setting = _read_setting(run), former
         if run.failed:
             failed.setdefault(setting, []).append(run)
         for task, mode in sorted({(row.task, row.mode) for row in run.evaluation if isinstance(row, Evaluated)}):
@@ -127,6 +127,10 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
             *(c.task, c.longest, c.mode != MODES[0]),
         ),
     )
+
+
+def _read_setting(run: Run) -> str:
+    return json.dumps(run.config.data, sort_keys=True)
 
 
 def _make_lines(runs: Iterable[Run], task: str, mode: str) -> tuple[Line, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -26,8 +26,8 @@ IDLE = (
 BASE = Variant("mosaic", gaussian())  # what every compact kernel is held against
 FALLING = 3  # validations in a row, each with a lower loss than the one before
 FORMER_START = (
-    "These Memory Mosaics were trained from the former start of the tied embedding, N(0, 1). It is not the published one, so "
-    "they do not reproduce the paper's."
+    "Memory Mosaics with a scaled output were trained here from the former start of the tied embedding, N(0, 1). It is not the "
+    "published one, so they do not reproduce the paper's."
 )
 ONE_SEED = "Every number is of a single seed: how much another would change it is not known, so differences may be chance"
 Place = TypeVar("Place", int, str)
@@ -113,8 +113,23 @@ class Line(Generic[Place, Cell, Row]):
 
 
 def is_former(run: Run) -> bool:
-    """Whether it began from the former start, so that it shares no comparison with the others."""
+    """Whether it began from the former start, so that it shares no comparison with runs of the published one."""
     return run.config.model.start == "former"
+
+
+def split_starts(runs: Iterable[Run], setting: Callable[[Run], Any]) -> Iterator[tuple[Run, bool]]:
+    """Each run with whether it belongs beside those of the former start.
+
+    A model with a plain output starts the same either way. It stands beside every run of its setting, so perhaps twice.
+    """
+    starts: dict[Any, set[bool]] = {}
+    for run in (runs := list(runs)):
+        if run.config.model.scales_output:
+            starts.setdefault(setting(run), set()).add(is_former(run))
+    for run in runs:
+        own = {is_former(run)}
+        for former in sorted(own if run.config.model.scales_output else starts.get(setting(run), own)):
+            yield run, former
 
 
 def name_start(text: str, former: bool) -> str:
@@ -142,12 +157,16 @@ def name(run: Run, groups: Sequence[Sequence[Run]], recipe: Callable[[Run], Reci
     twins = [recipe(group[0]) for group in groups if group[0].variant == run.variant]
     own = recipe(run)
     apart = [
-        f"{field} {own[part][field]}"
+        f"{field.replace('_', ' ')} {_show(own[part][field])}"
         for part in own
         for field in own[part]
         if any(twin[part][field] != own[part][field] for twin in twins)
     ]
     return ", ".join([run.variant.label, *apart])
+
+
+def _show(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def refuse_twins(runs: Iterable[Run], what: str) -> None:

@@ -134,11 +134,9 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     A run that failed stands beside those that did not: a line without a number, which says why.
     """
     groups: dict[tuple[str, int, int, int, bool], list[Run]] = {}
-    for run in runs:
-        if _is_evaluated(run) or (run.failed and run.config.experiment == NAME):
-            training, data = run.config.training, {k: v for k, v in run.config.data.items() if k != PLACE}
-            setting = json.dumps(data, sort_keys=True), run.config.model.layers, training.steps, training.batch
-            groups.setdefault((*setting, lines.is_former(run)), []).append(run)
+    shown = [run for run in runs if _is_evaluated(run) or (run.failed and run.config.experiment == NAME)]
+    for run, former in lines.split_starts(shown, _read_setting):
+        groups.setdefault((*_read_setting(run), former), []).append(run)
     found = [
         Comparison(json.loads(data), layers, steps, batch, _make_lines(group), former)
         for (data, layers, steps, batch, former), group in groups.items()
@@ -152,6 +150,11 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
             *(c.layers, -c.steps, -c.batch),
         ),
     )
+
+
+def _read_setting(run: Run) -> tuple[str, int, int, int]:
+    training, data = run.config.training, {k: v for k, v in run.config.data.items() if k != PLACE}
+    return json.dumps(data, sort_keys=True), run.config.model.layers, training.steps, training.batch
 
 
 def _is_evaluated(run: Run) -> bool:

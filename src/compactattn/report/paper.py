@@ -98,7 +98,7 @@ class Variant:
         usual = "learned" if self.architecture == "transformer" else "none"  # GPT-2 learns its positions
         if self.positions != usual:
             parts.append({"alibi": "ALiBi", "none": "no positions"}.get(self.positions, f"{self.positions} positions"))
-        way = {"": "", "efficient": ", as released"}.get(self.as_released, f", as released ({self.as_released})")
+        way = f", {self.as_released} path" if self.as_released else ""
         parts += ["own form"] if self.form else []
         way += f", {self.output} output" if self.output else ""
         return ", ".join(parts) + way + (f", β² from {self.beta_squared:g}" if self.beta_squared else "")

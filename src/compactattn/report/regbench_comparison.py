@@ -153,9 +153,8 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
     """All comparisons that the runs allow, the published start first; another split only where no run has the test split."""
     groups: dict[tuple[str, tuple[str, bool, bool]], list[Run]] = {}
     failed: dict[tuple[str, bool, bool], list[Run]] = {}
-    for run in runs:
-        repository = (run.config.training.rate, run.config.training.decay) == RATES["repository"]
-        setting = json.dumps(run.config.data.get("changes", {}), sort_keys=True), lines.is_former(run), repository
+    for run, former in lines.split_starts(runs, lambda run: (_name_changes(run), _is_repository(run))):
+        setting = _name_changes(run), former, _is_repository(run)
         if run.failed and run.config.experiment == NAME:
             failed.setdefault(setting, []).append(run)
         for split in sorted({row.split for row in run.evaluation if isinstance(row, Scored)}):
@@ -169,6 +168,14 @@ def compare(runs: Sequence[Run]) -> list[Comparison]:
         found,
         key=lambda c: (c.former, not c.published, bool(c.changes), c.repository, c.split != SPLIT, c.split, str(c.changes)),
     )
+
+
+def _name_changes(run: Run) -> str:
+    return json.dumps(run.config.data.get("changes", {}), sort_keys=True)
+
+
+def _is_repository(run: Run) -> bool:
+    return (run.config.training.rate, run.config.training.decay) == RATES["repository"]
 
 
 def count_epochs(run: Run, steps: int) -> float:

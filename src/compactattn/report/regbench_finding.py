@@ -124,7 +124,8 @@ def list_kernels(comparison: Comparison) -> list[str]:
 
 def _hold_against_base(base: Line, rivals: Sequence[Line], size: int, measure: str) -> str:
     leads = [_lead(line, base, size, measure) for line in rivals]
-    lead, line = max(zip(leads, rivals, strict=True), key=lambda pair: pair[0])
+    sign = 1 if measure == "accuracy" else -1
+    lead, line = max(zip(leads, rivals, strict=True), key=lambda pair: (pair[0], sign * pair[1].cells[size].of(measure).mean))
     count = f"{sum(lead > 0 for lead in leads)} of {len(rivals)} ahead in {NAMES[measure]}"
     spreads = line.cells[size].of(measure), base.cells[size].of(measure)
     return f"{count}, the best, {line.label}, {_side(lead)}{_judge(*spreads)}"

@@ -278,11 +278,12 @@ def list_lm(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
         return [
             hasten(language_modelling.adjust(
                 language_modelling.gpu_short(corpus, row.architecture, str(row.kernel), layers),
-                seed=seed, model={"output": given.output}, training=few,
+                seed=seed, model={"output": given.output, "as_released": given.as_released}, training=few,
             ))
             for seed in read_numbers(given.seeds)
             for layers in rows
             for row in rows[layers]
+            if not given.as_released or (row.architecture == "mosaic" and departs(row.kernel, given.as_released))
         ]  # fmt: skip
 
     if given.kernels or given.row:
@@ -554,6 +555,7 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
     lm.add_argument("--keep", default="last", choices=["last", "best"], help="weights to evaluate; the paper's are the last")
     lm.add_argument("--output", default="", choices=["scaled", "plain"], help="of Memory Mosaics or of GPT-2, for all rows")
     lm.add_argument("--fast-embedding", action="store_true", help="√width times the rate for the tied embedding")
+    lm.add_argument("--as-released", default="", choices=["efficient", "plain"], help=as_released)
     lm.add_argument("--batch", type=read_count)
     lm.add_argument("--rate", type=float)
     lm.add_argument("--final-rate", type=float)

@@ -405,6 +405,13 @@ def test_every_command_of_the_plan_names_runs(make, tmp_path):
     assert {c.model.start for configs in found.values() for c in configs} == {"published", "unit"}
 
 
+def test_language_models_take_the_paths_of_the_published_code_too(make, monkeypatch, tmp_path):
+    folder = make_corpus(tmp_path / "stories").folder
+    given = ask(make, monkeypatch, "--data", folder, "--layers", "1", "--as-released", "plain")
+    found = [(config.model.kernel, config.model.as_released) for config in list_first(make, given)]
+    assert found == [("norm_relu", "plain"), ("relumax(r=1, b=1)", "plain")]
+
+
 def test_the_plan_is_printed_without_a_gpu(make, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["make.py", "plan"])
     assert make.main() == 0

@@ -259,15 +259,24 @@ def test_a_user_without_a_home_still_attends(fresh, monkeypatch):
     assert "home directory" in build.lack_library()
 
 
-def test_a_library_that_was_damaged_is_made_again(tmp_path):
+def flip_a_bit(content):
+    return content[:20_000] + bytes([content[20_000] ^ 4]) + content[20_001:]
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda content: b"", lambda content: content[:4096], flip_a_bit], ids=["empty", "cut short", "one bit"]
+)
+def test_a_library_that_was_damaged_is_never_loaded_and_made_again(tmp_path, damage):
     code = "from compactattn.native import build; print(build.lack_library() or build.library().lanes())"
+    made = []
     for _ in range(2):
         call = [sys.executable, "-c", code]
         told = subprocess.run(call, capture_output=True, text=True, env=os.environ | {"COMPACTATTN_CACHE": str(tmp_path)})
         assert int(told.stdout) > 0
         (path,) = tmp_path.iterdir()
-        assert path.stat().st_size > 0
-        path.write_bytes(b"")
+        made.append(path.read_bytes())
+        path.write_bytes(damage(path.read_bytes()))
+    assert made[0] == made[1]
 
 
 def test_every_backend_is_named_in_the_error_of_an_unknown_one():

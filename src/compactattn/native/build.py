@@ -15,7 +15,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -74,14 +73,21 @@ def _open() -> ctypes.CDLL:
         compiler = _run([*command, "--version"])
         parts = (SOURCE.read_text(encoding="utf-8"), *command, *FLAGS, compiler, platform.machine(), _features())
         name = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-        path = cache_folder().resolve() / f"attend-{name}.so"
-        if path.exists():
-            with suppress(OSError):  # a file that was damaged is made again
+        folder = cache_folder().resolve()
+        for path in folder.glob(f"attend-{name}-*.so"):
+            if path == _name_by_content(path, name):
                 return ctypes.CDLL(str(path))
+            path.unlink()  # damaged: to load it could kill the process, or give wrong numbers
+        path = folder / f".attend-{name}-{secrets.token_hex(4)}.so"
         compile_source(command, SOURCE, path)
-        return ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(path.replace(_name_by_content(path, name))))
     except (OSError, RuntimeError, ValueError) as error:  # no folder, no home, a CC that does not read as a command
         raise CannotBuild(f"attend.c cannot be compiled, kept or loaded: {error}") from None
+
+
+def _name_by_content(path: Path, name: str) -> Path:
+    """Where a library belongs: its file is named by its source, compiler and processor, and by a hash of its own bytes."""
+    return path.with_name(f"attend-{name}-{hashlib.sha256(path.read_bytes()).hexdigest()[:16]}.so")
 
 
 def compile_source(command: list[str], source: Path, path: Path) -> None:

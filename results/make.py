@@ -51,6 +51,7 @@ from compactattn.models.generation import Sampling
 from compactattn.models.language_model import build
 from compactattn.report import lm_paper, paper, regbench_paper
 from compactattn.report.evaluations import Predicted
+from compactattn.report.lines import lost_patience
 from compactattn.report.runs import Run, export, load_results
 from compactattn.training.config import RunConfig, RunError, vary
 from compactattn.training.divergence import Diverged
@@ -113,9 +114,11 @@ def print_plan() -> None:
     left = 0
     for number, due in enumerate(PLAN, start=1):
         asked, found = find_lines(due)
-        done = asked and len(found) == len(asked)
+        complete = sum(map(is_complete, found))
+        done = asked and complete == len(asked)
         left += 0 if done else due.minutes
-        state = "done" if done else f"{len(found)} of {len(asked)} runs done" if found else f"{due.minutes} min"
+        stopped = f", {len(found) - complete} stopped" if complete < len(found) else ""
+        state = "done" if done else f"{complete} of {len(asked)} runs done{stopped}" if found else f"{due.minutes} min"
         print(f"{number}. {due.title} ({state})")
         print(f"   python results/make.py {due.command}\n   expected: {due.prediction}\n")
     print(f"At most {left} minutes on one H200 are left. data/stories: compactattn data text FILE --out data/stories")
@@ -272,21 +275,23 @@ def list_lm(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
            "validate_every": max(1, given.steps // given.validations), "keep": given.keep}  # fmt: skip
     few |= {name: value for name in ("batch", "rate", "final_rate") if (value := getattr(given, name)) is not None}
 
-    hasten = language_modelling.hasten_embedding if given.fast_embedding else lambda config: config
-
     def configure(rows: Mapping[int, Iterable[paper.Variant]]) -> list[RunConfig]:
-        return [
-            hasten(language_modelling.adjust(
+        changes = {"output": given.output, "as_released": given.as_released}
+        found = [
+            language_modelling.adjust(
                 language_modelling.gpu_short(corpus, row.architecture, str(row.kernel), layers),
-                seed=seed, model={"output": given.output, "as_released": given.as_released}, training=few,
-            ))
+                seed=seed, model=changes, training=few,
+            )
             for seed in read_numbers(given.seeds)
             for layers in rows
             for row in rows[layers]
             if not given.as_released or (row.architecture == "mosaic" and departs(row.kernel, given.as_released))
         ]  # fmt: skip
+        if given.fast_embedding:  # of what divides its logits
+            found = [language_modelling.hasten_embedding(config) for config in found if config.model.scales_output]
+        return found
 
-    if given.kernels or given.row:
+    if given.kernels or given.row or given.as_released:
         yield configure(dict.fromkeys(depths, read_rows(given)))
         return
     deep = [layers for layers in depths if layers > 1]
@@ -434,6 +439,24 @@ def train(config: RunConfig, folder: Path) -> None:
     experiment_of(config).run(config, folder, resume=resume, show_progress=False)
 
 
+def is_complete(run: Run) -> bool:
+    """Whether a run came to its end: a line may also be of one that was stopped."""
+    return bool(run.failed) or run.steps >= run.config.training.steps or lost_patience(run)
+
+
+def drop_stopped(out: Path, todo: Sequence[RunConfig]) -> None:
+    """Takes the lines of runs that were stopped out of their files, since they are made anew."""
+    asked = [identify(config) for config in todo]
+    for path in sorted(out.glob("*.jsonl")):
+        if path.stem != FIRST_LOSS:
+            lines, runs = path.read_text(encoding="utf-8").splitlines(keepends=True), load_results(path)
+            kept = [
+                line for line, run in zip(lines, runs, strict=True) if is_complete(run) or identify(run.config) not in asked
+            ]
+            if len(kept) < len(lines):
+                replace_durably(path, "".join(kept).encode())
+
+
 def append(line: dict[str, Any], path: Path) -> None:
     for part in (line["environment"], *line["environment"].get("resumed", [])):
         part |= strip_command(part)
@@ -490,8 +513,9 @@ def work(queue: Any, deadline: Any, failed: Any, given: argparse.Namespace) -> N
 def carry_out(configs: Sequence[RunConfig], deadline: Any, given: argparse.Namespace) -> int:
     """Makes the runs that have no line yet, and returns how many failed. A worker that dies has cost one run; another takes
     its place."""
-    done = [identify(run.config) for run in read_lines(given.out)]
+    done = [identify(run.config) for run in read_lines(given.out) if is_complete(run)]
     todo = [config for config in configs if identify(config) not in done]
+    drop_stopped(given.out, todo)
     given.out.mkdir(parents=True, exist_ok=True)  # not before it is known what goes there
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else "the CPU"
     print(f"{len(todo)} of {len(configs)} runs to do on {where}", flush=True)

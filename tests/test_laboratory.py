@@ -182,6 +182,7 @@ def test_models_lists_sizes_with_their_parameters(capsys):
         (["sweep", "regbench", "--models", "gla,mamba", "--recipe", "r.json"], "and gla, mamba are none; leave it out"),
         (["sweep", "regbench", "--models", "gla,mosaic", "--recipe", "nowhere.json"], "cannot read nowhere.json"),
         (["sweep", "regbench", "--models", "mosaic", "--search", "--recipe", "r.json"], "leaves nothing to --recipe"),
+        (["sweep", "regbench", "--models", "mosaic", "--search", "--recipe", "repository"], "at the preset's rate"),
         (["sweep", "regbench", "--examples", "many"], "examples 'many' do not read as whole numbers"),
         (["generate", "nowhere", "--temperature", "-1"], "temperature = -1.0"),
         (["generate", "nowhere", "--tokens", "0"], "tokens = 0"),
@@ -466,8 +467,8 @@ def test_a_model_that_is_named_twice_is_trained_once(tmp_path, monkeypatch):
 def test_a_recipe_that_is_named_is_applied_whatever_the_preset(recipe, rate, decay):
     config = regbench_commands.configure("mosaic", "gaussian", 64, "cpu-quick", 0, 1, recipe, {}, {"device": "cpu"})
     assert (config.training.rate, config.training.decay) == (rate, decay)
-    name = regbench_commands.name_run(config, recipe=recipe)
-    assert name == "-".join(["mosaic-gaussian", *([recipe] if recipe else []), "64-0"])
+    name = regbench_commands.name_run(config)
+    assert name == "-".join(["mosaic-gaussian", *(["repository"] if recipe == "repository" else []), "64-0"])
 
 
 def test_names_say_what_is_not_published():

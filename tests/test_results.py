@@ -410,6 +410,34 @@ def test_language_models_take_the_paths_of_the_published_code_too(make, monkeypa
     given = ask(make, monkeypatch, "--data", folder, "--layers", "1", "--as-released", "plain")
     found = [(config.model.kernel, config.model.as_released) for config in list_first(make, given)]
     assert found == [("norm_relu", "plain"), ("relumax(r=1, b=1)", "plain")]
+    deeper = ask(make, monkeypatch, "--data", folder, "--layers", "1,8", "--as-released", "efficient", "--out", given.out)
+    assert {config.model.layers for configs in make.list_lm(deeper) for config in configs} == {1, 8}
+
+
+def test_a_fast_embedding_is_for_the_rows_that_divide_their_logits(make, monkeypatch, tmp_path):
+    folder = make_corpus(tmp_path / "stories").folder
+    for output, architectures in (("", {"mosaic"}), ("scaled", {"mosaic", "transformer"})):
+        given = ask(
+            make, monkeypatch, "--data", folder, "--layers", "1", "--fast-embedding", *(["--output", output] if output else [])
+        )
+        found = list_first(make, given)
+        assert {config.model.architecture for config in found} == architectures
+        assert {config.training.embedding_rate for config in found} == {768**0.5}
+
+
+def test_a_run_that_was_stopped_is_made_anew_and_takes_the_place_of_its_line(make, tmp_path):
+    line = json.loads((MAKE.parent / "length-gen" / "sort.jsonl").read_text().splitlines()[-1])
+    other = json.loads(json.dumps(line))
+    other["config"]["seed"] = 9
+    stopped = {**line, "steps": 100}
+    (tmp_path / "sort.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (other, stopped)))
+    (tmp_path / "first-loss.jsonl").write_text("{}\n")
+    first, second = make.read_lines(tmp_path)
+    assert [make.is_complete(run) for run in (first, second)] == [True, False]
+    make.drop_stopped(tmp_path, [first.config])
+    assert len(make.read_lines(tmp_path)) == 2
+    make.drop_stopped(tmp_path, [first.config, second.config])
+    assert [run.config.seed for run in make.read_lines(tmp_path)] == [9]
 
 
 def test_the_plan_is_printed_without_a_gpu(make, monkeypatch, capsys):
@@ -418,6 +446,7 @@ def test_the_plan_is_printed_without_a_gpu(make, monkeypatch, capsys):
     said = capsys.readouterr().out
     assert "1. RegBench from the published start, the benchmark's rate (done)" in said
     assert "MQMTAR and sort for five times as many steps (2 of 8 runs done)" in said
+    assert "normalised ReLU by the plain path (0 of 2 runs done, 1 stopped)" in said
     assert all(f"python results/make.py {due.command}" in said and due.prediction in said for due in make.PLAN)
 
 

@@ -230,3 +230,10 @@ def test_a_later_evaluation_replaces_an_earlier_one():
     rows = [make_score(0.5, 0.6, step=100), make_score(0.9, 0.3, step=200)]
     (line,) = comparison_of(dataclasses.replace(make_run(), evaluation=rows)).lines
     assert line.cells[1000].accuracy.mean == 0.9
+
+
+def test_runs_of_other_experiments_say_nothing_of_the_start():
+    baseline = make_run(architecture="gla")
+    other = make_length_run({64: 0.5}, start="former")
+    (comparison,) = compare([baseline, other])
+    assert (comparison.title, labels(comparison)) == ("RegBench", ["GLA"])

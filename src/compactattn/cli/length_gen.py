@@ -91,9 +91,9 @@ def train_length_gen(
             or paper (the published recipe, about two hours on a fast GPU).
         model: A Memory Mosaic, or a GPT-2 transformer.
         positions: auto is none for a mosaic and alibi for a transformer, as in the paper.
-        as_released: Weigh keys as a path of the published code does. plain applies β² twice (normalised ReLU, 1-ReLUmax);
-            efficient leaves β out of normalised ReLU and hides the newest key (also 1-ReLUmax, uniform top-k). Others are the
-            paper's on both.
+        as_released: Weigh keys as a path of the published code does. plain applies β² twice to normalised ReLU and 1-ReLUmax.
+            efficient leaves β out of normalised ReLU. It hides the newest key from normalised ReLU, 1-ReLUmax and uniform
+            top-k. Other kernels are the paper's on both.
         bandwidth_start: β² = 1/h² of every head before training, as in 0.5; if not given e² = 7.4, as published. A wide start
             helps normalised ReLU, which sends no gradient where no key is within h.
         start: Of the embedding; former is the start of runs from before it was mended, not the published one.

@@ -125,9 +125,9 @@ def train_lm(
             for the other, else the model's own.
         fast_embedding: Train the tied embedding at √width times the rate, which makes up for the division of the logits of a
             scaled output.
-        as_released: Weigh keys as a path of the published code does. plain applies β² twice (normalised ReLU, 1-ReLUmax);
-            efficient leaves β out of normalised ReLU and hides the newest key (also 1-ReLUmax, uniform top-k). Others are the
-            paper's on both.
+        as_released: Weigh keys as a path of the published code does. plain applies β² twice to normalised ReLU and 1-ReLUmax.
+            efficient leaves β out of normalised ReLU. It hides the newest key from normalised ReLU, 1-ReLUmax and uniform
+            top-k. Other kernels are the paper's on both.
         bandwidth_start: β² = 1/h² of every head of a mosaic before training, as in 0.5; if not given e² = 7.4, as published.
         start: Of the embedding; former is the start of runs from before it was mended, not the published one.
         keep: Which weights are tested and tell stories: those of the lowest validation loss (best), or of the last step (last,

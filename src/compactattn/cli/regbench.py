@@ -103,9 +103,9 @@ def train_regbench(
             of the preset's size and decay.
         form: Of a recurrent model: that of the benchmark's code, whose Mamba is one bare layer, or our own, residual blocks
             around the mixer of its paper. By default the benchmark's.
-        as_released: Weigh keys as a path of the published code does. plain applies β² twice (normalised ReLU, 1-ReLUmax);
-            efficient leaves β out of normalised ReLU and hides the newest key (also 1-ReLUmax, uniform top-k). Others are the
-            paper's on both.
+        as_released: Weigh keys as a path of the published code does. plain applies β² twice to normalised ReLU and 1-ReLUmax.
+            efficient leaves β out of normalised ReLU. It hides the newest key from normalised ReLU, 1-ReLUmax and uniform
+            top-k. Other kernels are the paper's on both.
         bandwidth_start: β² = 1/h² of every head of a mosaic before training, as in 0.5; if not given e² = 7.4, as published.
         start: Of the embedding; former is the start of runs from before it was mended, not the published one.
         seed: Of the first weights and of the order of the examples; the languages are the same for every seed.
@@ -136,7 +136,7 @@ def train_regbench(
     training = {"patience": patience, "rate": rate, "final_rate": final_rate, "decay": decay, "precision": precision,
                 "compile": compile, "graph": graph, "device": device}  # fmt: skip
     config = configure(model, kernel, examples, preset, seed, epochs, recipe, given, training, matched, form or "")
-    folder = out or Path("runs") / in_context.NAME / name_run(config, matched, recipe)
+    folder = out or Path("runs") / in_context.NAME / name_run(config, matched)
     train_and_show(config, folder, VOICE, evaluate=evaluate, tensorboard=tensorboard, preset=preset)
 
 
@@ -210,7 +210,7 @@ def sweep_regbench(
         configs = list(in_context.list_grid(configs[0]))
     prepare_folder(out)
     warn_of_preset(preset, device)
-    names = {name_point(config) if search else name_run(config, matched, recipe): config for config in configs}  # each once
+    names = {name_point(config) if search else name_run(config, matched): config for config in configs}  # each once
     todo = [Job(config, out / name, 0, device) for name, config in names.items()]
     jobs = jobs or min(len(todo), 4 if has_gpu(device) else os.cpu_count() or 1)
     if search:
@@ -273,8 +273,10 @@ def check_sweep(models: Sequence[str], sizes: int, seeds: int, search: bool, rec
             f"--search is for one model, one number of examples and one seed, but {len(models)}, {sizes} and {seeds}"
             " are asked for; name one, as in --search --models mosaic:gaussian --examples 1000"
         )
-    if search and recipe is not None:
+    if search and is_file(recipe):
         raise UsageError("--search tries every size and weight decay, which leaves nothing to --recipe; give one of them")
+    if search and recipe is not None:
+        raise UsageError(f"--search tries every weight decay at the preset's rate, which leaves nothing to --recipe {recipe}")
     if matched:
         refuse_sizes(recipe=is_file(recipe), search=search)
     if is_file(recipe) and "mosaic" not in models:
@@ -313,17 +315,13 @@ def note_languages(config: RunConfig) -> str:
     )
 
 
-def name_run(config: RunConfig, matched: bool = False, recipe: str | None = None) -> str:
+def name_run(config: RunConfig, matched: bool = False) -> str:
     """A folder's name for people; nothing is ever read out of it."""
     model = config.model
     kernel = [re.sub(r"[^A-Za-z0-9.]+", "-", model.kernel).strip("-")] if model.architecture in in_context.WITH_KERNEL else []
     form = ["own"] if model.architecture in in_context.OWN and model.form == "own" and not matched else []
-    size = [
-        *form,
-        *(["matched"] if matched else []),
-        *([recipe] if recipe and recipe in in_context.RATES else []),
-        *name_changes(model),
-    ]
+    rates = ["repository"] if (config.training.rate, config.training.decay) == in_context.RATES["repository"] else []
+    size = [*form, *(["matched"] if matched else []), *rates, *name_changes(model)]
     return "-".join([model.architecture, *kernel, *size, str(config.data["examples"]), str(config.seed)])
 
 

@@ -157,12 +157,20 @@ def name(run: Run, groups: Sequence[Sequence[Run]], recipe: Callable[[Run], Reci
     twins = [recipe(group[0]) for group in groups if group[0].variant == run.variant]
     own = recipe(run)
     apart = [
-        f"{field.replace('_', ' ')} {_show(own[part][field])}"
+        WORDS.get((field, own[part][field])) or f"{field.replace('_', ' ')} {_show(own[part][field])}"
         for part in own
         for field in own[part]
         if any(twin[part][field] != own[part][field] for twin in twins)
     ]
     return ", ".join([run.variant.label, *apart])
+
+
+WORDS = {  # of fields whose value does not speak for itself
+    ("decay_all", True): "decay of all",
+    ("decay_all", False): "decay of matrices",
+    ("clip", 0.0): "no clipping",
+    ("attention_dropout", 0.0): "no attention dropout",
+}
 
 
 def _show(value: Any) -> str:

@@ -151,11 +151,12 @@ def _find_row(variant: Variant) -> paper.Row | None:
 
 def compare(runs: Sequence[Run]) -> list[Comparison]:
     """All comparisons that the runs allow, the published start first; another split only where no run has the test split."""
+    own = [run for run in runs if run.config.experiment == NAME]
     groups: dict[tuple[str, tuple[str, bool, bool]], list[Run]] = {}
     failed: dict[tuple[str, bool, bool], list[Run]] = {}
-    for run, former in lines.split_starts(runs, lambda run: (_name_changes(run), _is_repository(run))):
+    for run, former in lines.split_starts(own, lambda run: (_name_changes(run), _is_repository(run))):
         setting = _name_changes(run), former, _is_repository(run)
-        if run.failed and run.config.experiment == NAME:
+        if run.failed:
             failed.setdefault(setting, []).append(run)
         for split in sorted({row.split for row in run.evaluation if isinstance(row, Scored)}):
             groups.setdefault((split, setting), []).append(run)

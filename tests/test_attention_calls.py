@@ -5,6 +5,7 @@ import math
 import shutil
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -321,3 +322,13 @@ def test_auto_says_once_which_backend_it_chose(caplog):
         "attend on cpu: backend='reference' (blocked PyTorch), because torch.float64 inputs; attend.c takes fp16, bf16, fp32",
     ]
     assert {record.levelname for record in caplog.records} == {"INFO"}
+
+
+def test_numbers_of_numpy_are_numbers():
+    q = torch.randn(1, 2, 5, 4)
+    torch.manual_seed(0)
+    found = attend(q, q, q, scale=np.float32(2.0), dropout=np.float32(0.25))
+    torch.manual_seed(0)
+    assert torch.equal(found, attend(q, q, q, scale=2.0, dropout=0.25))
+    with pytest.raises(TypeError, match=r"Bias takes a tensor, got ndarray; give it to torch\.as_tensor first"):
+        attend(q, q, q, mask=Bias(np.zeros((5, 5), np.float32)))

@@ -124,6 +124,10 @@ def test_compact_says_whether_zeros_are_possible():
         ("entmax(1.5", ["does not read as name or name(arguments)"]),
         ("relumax(r=1, r=2)", ["gives r twice"]),
         ("relumax(r=1e400)", ["'1e400' is not a number in range"]),
+        ("relumax(1e999999999)", ["'1e999999999' is not a number in range"]),
+        ("relumax(1e-100000)", ["'1e-100000' is not a number in range"]),
+        ("relumax(1e-400)", ["'1e-400' is not a number in range"]),
+        (f"relumax({'9' * 100_000})", ["9…' is not a number in range"]),
         ("entmax", ["entmax takes (alpha | r=)"]),
         ("entmax(0.9)", ["alpha = 0.9 is outside 1 ≤ alpha ≤ 2, where 1 is softmax and 2 sparsemax"]),
         ("entmax(2.5)", ["2.5", "1 ≤ alpha ≤ 2"]),
@@ -189,3 +193,12 @@ def test_a_learned_alpha_is_checked_where_that_is_free():
 def test_only_alpha_may_be_a_tensor(make, name, x):
     with pytest.raises(TypeError, match=f"^{name} is a number; only entmax's alpha may be a tensor, got one of shape"):
         make(x)
+
+
+def test_learned_kernels_are_equal_if_they_learn_the_same_tensor():
+    alpha = torch.full((2,), 1.5)
+    assert entmax(alpha) == entmax(alpha)
+    assert hash(entmax(alpha)) == hash(entmax(alpha))
+    assert entmax(alpha) != entmax(alpha.clone())
+    assert entmax(alpha) != entmax(1.5)
+    assert len({entmax(1.5), biweight(), entmax(alpha)}) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from functools import cache
+from numbers import Real
 from typing import Literal, NamedTuple, overload
 
 import torch
@@ -234,7 +235,7 @@ def _per_head(name: str, x: float | Tensor, heads: int, like: Tensor) -> Tensor:
         if values_are_free(x) and not bool(((x > 0) & x.isfinite()).all()):
             raise ScaleError(f"{name} must be positive and finite, got {x.tolist()}; parameterise it, e.g. as exp(log_{name})")
         return x.to(device=like.device, dtype=dtype).reshape(-1).expand(heads)
-    if not isinstance(x, float | int):
+    if not isinstance(x, Real):  # NumPy's numbers too
         raise TypeError(f"{name} must be a number or a tensor, got {type(x).__name__}")
     if not 0 < x < math.inf:
         raise ValueError(f"{name} must be positive and finite, got {x!r}")

@@ -10,6 +10,7 @@ Shapes: B batch, H heads, Q queries, K keys.
 
 from __future__ import annotations
 
+from numbers import Real
 from typing import NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ class Dropout(NamedTuple):
 
 def check_rate(name: str, p: float) -> float:
     """p as a float, if it is a probability below 1."""
-    if not isinstance(p, float | int):
+    if not isinstance(p, Real):  # NumPy's numbers too
         raise TypeError(f"{name} must be a number, got {type(p).__name__}")
     if not 0 <= p < 1:
         raise ValueError(f"{name} = {p!r} must be at least 0 and below 1: the probability of dropping, 0 for none")

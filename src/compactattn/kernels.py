@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Profile:
     """The shape K(t) = t₊^r of a kernel.
 
     r = 0 is the step, 1 Epanechnikov, 2 biweight, 3 triweight, and r → ∞ the Gaussian (paper §2.1).
-    With a learned alpha, one number per head, r is NaN here and 1/(alpha − 1) at every call.
+    With a learned alpha, one number per head, r is NaN here and 1/(alpha − 1) at every call. Two of them are equal if
+    they learn the same tensor.
     """
 
     r: float
@@ -41,6 +42,14 @@ class Profile:
             )
         else:
             object.__setattr__(self, "r", float(self.r))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Profile):
+            return NotImplemented
+        return self.alpha is other.alpha and (self.alpha is not None or self.r == other.r)
+
+    def __hash__(self) -> int:
+        return hash(self.r) if self.alpha is None else id(self.alpha)
 
     def __str__(self) -> str:
         return "learned t₊^r" if self.alpha is not None else _PROFILE_NAMES.get(self.r, f"t₊^{self.r:g}")
@@ -317,6 +326,7 @@ SPELLINGS: tuple[tuple[str, str], ...] = (
     (r"gaussian knn,? k=(\d+)", r"topk_softmax(\1)"),
     (r"uniform knn,? k=(\d+)", r"topk_uniform(\1)"),
 )
+LONGEST_NUMBER = 60  # characters of a number
 _TEXT = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\((.*)\))?\s*")
 
 
@@ -364,11 +374,18 @@ def _respell(text: str) -> str:
 
 
 def _number(text: str, whole: str) -> float:
+    written = text.strip().replace(" ", "")
     try:
-        value = Fraction(text.strip().replace(" ", ""))
-        return int(value) if value.denominator == 1 and abs(value) < 1e15 else float(value)
+        if len(written) > LONGEST_NUMBER or re.search(r"[eE][+-]?\d{4}", written):  # Fraction would write it out
+            raise ValueError
+        value = Fraction(written)
+        number = int(value) if value.denominator == 1 and abs(value) < 1e15 else float(value)
+        if bool(number) != bool(value):  # too small for a float: 0 would be another kernel
+            raise ValueError
+        return number
     except (ValueError, ZeroDivisionError, OverflowError):
-        raise ValueError(f"kernel {whole!r}: {text.strip()!r} is not a number in range") from None
+        shown = written if len(written) <= LONGEST_NUMBER else f"{written[:LONGEST_NUMBER]}…"
+        raise ValueError(f"kernel {whole[:200]!r}: {shown!r} is not a number in range") from None
 
 
 def _meant(name: str) -> str:

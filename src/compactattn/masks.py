@@ -167,6 +167,8 @@ class Bias(Mask):
     tensor: Tensor
 
     def narrow(self, view: View) -> View:
+        if not isinstance(self.tensor, Tensor):
+            raise TypeError(f"Bias takes a tensor, got {type(self.tensor).__name__}; give it to torch.as_tensor first")
         if not self.tensor.is_floating_point():
             raise TypeError(f"Bias takes a floating-point tensor, got {self.tensor.dtype}; use Allowed for booleans")
         bias = _broadcastable(self.tensor, view, "Bias")

@@ -449,12 +449,12 @@ def drop_stopped(out: Path, todo: Sequence[RunConfig]) -> None:
     asked = [identify(config) for config in todo]
     for path in sorted(out.glob("*.jsonl")):
         if path.stem != FIRST_LOSS:
-            lines, runs = path.read_text(encoding="utf-8").splitlines(keepends=True), load_results(path)
+            lines, runs = [*filter(str.strip, path.read_text(encoding="utf-8").split("\n"))], load_results(path)
             kept = [
                 line for line, run in zip(lines, runs, strict=True) if is_complete(run) or identify(run.config) not in asked
             ]
             if len(kept) < len(lines):
-                replace_durably(path, "".join(kept).encode())
+                replace_durably(path, "".join(f"{line}\n" for line in kept).encode())
 
 
 def append(line: dict[str, Any], path: Path) -> None:

@@ -5,6 +5,7 @@ import json
 import pytest
 from report_examples import make_run, write_folder, write_lines
 
+from compactattn.experiments.runs import read_evaluation
 from compactattn.report.runs import Cost, export, load, load_results, read_run, thin
 
 
@@ -163,3 +164,15 @@ def test_thinning_keeps_the_last_step_and_the_mean():
     assert thinned[0] == (143, 72.0)
     assert thin(points[:5], 7) == points[:5]
     assert thin([], 7) == []
+
+
+def test_only_a_newline_ends_a_line_of_json(tmp_path):
+    folder = write_folder(make_run(), tmp_path / "run")
+    line = export(folder) | {"stories": [{"prompt": "one\u2028two\x85three", "text": "\u2029"}]}
+    (tmp_path / "results.jsonl").write_text(json.dumps(line, ensure_ascii=False) + "\n", encoding="utf-8")
+    (run,) = load_results(tmp_path / "results.jsonl")
+    assert run.stories[0].prompt == "one\u2028two\x85three"
+    rows = [json.loads(text) for text in (folder / "evaluation.jsonl").read_text().splitlines()]
+    text = "".join(json.dumps(row | {"step": 5, "note": "\u2028"}, ensure_ascii=False) + "\n" for row in rows)
+    (folder / "evaluation.jsonl").write_text(text, encoding="utf-8")
+    assert len(read_evaluation(folder)) == len(rows) > 0

@@ -49,7 +49,7 @@ def save_inspection(folder: Path, line: dict[str, Any]) -> None:
     """Adds a line to those of a run, in place of an older one of the same text."""
     path = folder / INSPECTIONS
     try:
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = [*filter(None, path.read_text(encoding="utf-8").split("\n"))] if path.exists() else []
         kept = [older for older in lines if json.loads(older)["text"] != line["text"]]
         replace_durably(path, "".join(f"{one}\n" for one in [*kept, json.dumps(line)]).encode())
     except OSError as error:

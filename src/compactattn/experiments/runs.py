@@ -106,7 +106,7 @@ def read_evaluation(folder: Path) -> list[dict[str, Any]]:
     """The lines of evaluation.jsonl; none where the run has not been evaluated."""
     path = folder / EVALUATION
     try:
-        rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line] if path.exists() else []
         for row in rows:
             _ = [row[name] for name in ("task", "samples", "step")]
     except (ValueError, KeyError, TypeError) as error:

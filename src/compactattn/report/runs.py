@@ -246,7 +246,7 @@ def _read_lines(path: Path, growing: bool = False) -> Iterator[tuple[int, dict[s
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not text: {error}") from None
     lines = text[: text.rfind("\n") + 1] if growing else text
-    for number, line in enumerate(lines.splitlines(), start=1):
+    for number, line in enumerate(lines.split("\n"), start=1):  # JSON text may hold the other ends of lines
         if not line.strip():
             continue
         try:

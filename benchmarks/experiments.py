@@ -115,12 +115,13 @@ def cpu_section() -> str:
         *((title, note, tabulate(runs[name], label, columns)) for name, (title, note, label, columns) in SMALL.items()),
     ]
     shown = "\n\n".join(f"**{title}.** {note}\n\n{text}" for title, note, text in tables)
+    full = "".join(f"\n\nAt full size, on one thread: {_sum_up(run)}." for run in runs.pop("full", []))
     every = [run for found in runs.values() for run in found]
     minutes = sum(run.cost.wall_seconds for run in every) / 60
     return (
         f"{shown}\n\nMeans over seeds 0, 1 and 2, with the least and the greatest in brackets. {len(every)} runs of one thread,"
         f" {minutes:.0f} minutes of training in sum. Command: `OMP_NUM_THREADS=1 python results/make.py cpu --workers 2`;"
-        " files: [results/cpu](../results/cpu)."
+        f" files: [results/cpu](../results/cpu).{full}"
     )
 
 

@@ -154,10 +154,9 @@ def list_cpu(given: argparse.Namespace) -> Iterator[list[RunConfig]]:
             raise ValueError(f"table {name!r} is unknown; choose among {', '.join((FIRST_LOSS, *CPU_TABLES))}")
     if FIRST_LOSS in asked:
         write_first_losses(given)
-    small = {"device": "cpu", "checkpoint_every": BETWEEN_CHECKPOINTS}
     for given.part in (name for name in asked if name != FIRST_LOSS):
         yield [
-            vary(base, seed=seed, model=model, training=small)
+            vary(base, seed=seed, model=model, training={"device": "cpu", "checkpoint_every": base.training.validate_every})
             for seed in read_numbers(given.seeds)
             for base, model in CPU_TABLES[given.part]()
         ]
@@ -180,33 +179,25 @@ def write_first_losses(given: argparse.Namespace) -> None:
     replace_durably(given.out / f"{FIRST_LOSS}.jsonl", "".join(json.dumps(line) + "\n" for line in lines).encode())
 
 
-def _list_starts() -> Iterator[Variation]:
-    for start in ("former", "published"):
-        for kernel in ("gaussian", "sparsemax"):
-            yield in_context.cpu_quick("mosaic", 1000), {"kernel": kernel, "start": start}
-
-
-def _list_mambas() -> Iterator[Variation]:
-    for form in ("own", "benchmark"):
-        yield in_context.cpu_quick("mamba", 1000, form), {}
-
-
-def _list_norm_relus() -> Iterator[Variation]:
-    for change in ({}, {"beta_squared": 0.5}, {"as_released": "plain"}, {"as_released": "efficient"}):
-        yield length_gen.cpu_quick("mqmtar"), {"kernel": "norm_relu", **change}
-
-
-def _list_outputs() -> Iterator[Variation]:
-    for output in ("scaled", "plain"):
-        yield length_gen.cpu_quick("sort"), {"kernel": "sparsemax", "output": output}
-
-
 FIRST_LOSS, FIRST_SIZES = "first-loss", ((20, 128), (263, 512), (50_257, 768))  # of RegBench, MQMTAR and stories
-CPU_TABLES: Mapping[str, Callable[[], Iterator[Variation]]] = {
-    "start": _list_starts,
-    "mamba": _list_mambas,
-    "norm-relu": _list_norm_relus,
-    "output": _list_outputs,
+FULL = "full"  # hours, so that it is made only where it is asked for
+CPU_TABLES: Mapping[str, Callable[[], list[Variation]]] = {
+    "start": lambda: [
+        (in_context.cpu_quick("mosaic", 1000), {"kernel": kernel, "start": start})
+        for start in ("former", "published")
+        for kernel in ("gaussian", "sparsemax")
+    ],
+    "mamba": lambda: [(in_context.cpu_quick("mamba", 1000, form), {}) for form in ("own", "benchmark")],
+    "norm-relu": lambda: [
+        (length_gen.cpu_quick("mqmtar"), {"kernel": "norm_relu", **change})
+        for change in ({}, {"beta_squared": 0.5}, {"as_released": "plain"}, {"as_released": "efficient"})
+    ],
+    "output": lambda: [
+        (length_gen.cpu_quick("sort"), {"kernel": "sparsemax", "output": output}) for output in ("scaled", "plain")
+    ],
+    FULL: lambda: [
+        (vary(in_context.paper("mosaic", 1000), training={"precision": "fp32", "compile": "none", "graph": False}), {})
+    ],
 }
 
 
@@ -586,7 +577,9 @@ def read_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace
     lm.set_defaults(list=list_lm, finish=finish_lm)
     which.add_parser("plan", help="print the runs that are due")
     cpu = which.add_parser("cpu")
-    cpu.add_argument("--tables", default=",".join((FIRST_LOSS, *CPU_TABLES)))
+    small = [FIRST_LOSS, *(name for name in CPU_TABLES if name != FULL)]
+    tables = f"of {', '.join(small)}; {FULL} is one RegBench row of full size, hours on a thread, with --seeds 0"
+    cpu.add_argument("--tables", default=",".join(small), help=tables)
     cpu.set_defaults(list=list_cpu, finish=None)
     for part in (length, regbench, lm, cpu):
         part.set_defaults(part="")  # the file of all lines, where it is not that of each config

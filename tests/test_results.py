@@ -460,7 +460,15 @@ def test_small_runs_go_to_a_file_for_each_table(make, tmp_path):
     assert {(c.model.as_released, c.model.beta_squared) for c in found["norm-relu"]} == {
         ("", 0.0), ("", 0.5), ("plain", 0.0), ("efficient", 0.0)
     }  # fmt: skip
-    with pytest.raises(ValueError, match="table 'x' is unknown; choose among first-loss, start, mamba, norm-relu, output"):
+    assert given.tables == make.read_arguments(["cpu"]).tables.removeprefix("first-loss,")
+    full = make.read_arguments(["cpu", "--tables", "full", "--seeds", "0", "--out", str(tmp_path)])
+    ((config,),) = make.list_cpu(full)
+    paper = make.in_context.paper("mosaic", 1000)
+    assert (config.model, config.training.patience, config.training.steps) == (paper.model, 40, paper.training.steps)
+    assert (config.training.rate, config.training.decay, config.training.graph) == (5e-4, 0.1, False)
+    with pytest.raises(
+        ValueError, match="table 'x' is unknown; choose among first-loss, start, mamba, norm-relu, output, full"
+    ):
         list(make.list_cpu(make.read_arguments(["cpu", "--tables", "x"])))
 
 

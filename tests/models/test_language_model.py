@@ -24,6 +24,8 @@ MODELS = [
     ModelConfig(**SMALL, architecture="transformer", positions="alibi"),
     ModelConfig(**SMALL, architecture="transformer", positions="learned", longest=90, kernel="biweight"),
     ModelConfig(**SMALL, architecture="transformer"),
+    *(ModelConfig(**SMALL, architecture=name, form="benchmark") for name in RECURRENCES if name != "mamba"),
+    ModelConfig(**SMALL | {"layers": 1}, architecture="mamba", form="benchmark", start="unit"),
 ]
 NAMES = [f"{config.architecture}-{config.kernel}-{config.positions}{config.as_released}" for config in MODELS]
 each_model = pytest.mark.parametrize("config", MODELS, ids=NAMES)

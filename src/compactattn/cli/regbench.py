@@ -113,7 +113,7 @@ def train_regbench(
         patience: Epochs without a lower validation loss after which training stops; 0 stands for never. If not given 40 with
             paper, 15 with gpu-short, and 0 with cpu-quick.
         rate: The highest learning rate, if other than the recipe's; a tenth of it is left in the end.
-        decay: Weight decay of all parameters, if other than the recipe's.
+        decay: Weight decay, if other than the recipe's.
         layers: Number of blocks.
         width: Of the model.
         heads: Of each block.
